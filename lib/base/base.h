@@ -1,0 +1,17 @@
+// lib/base: what everything else stands on. This header is the folder's front door.
+//
+//   Result<T>, Error   errors are values below the command line; nothing here throws
+//   Deadline           a point in time by which a call must return
+//   View               a typed, shaped, non-owning window onto memory of some device
+//   Device             where memory and streams come from: host(), later cuda()
+//   Stream, Event      work in order; a point in that order that others can wait for
+//   Arena              one block of memory, sized before anything runs, handed out by name
+//   philox()           counter-based random numbers: no state to save, none to lose
+#pragma once
+
+#include "base/arena.h"
+#include "base/device.h"
+#include "base/philox.h"
+#include "base/result.h"
+#include "base/time.h"
+#include "base/view.h"

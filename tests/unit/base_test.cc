@@ -1,0 +1,72 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "base/base.h"
+
+#include <doctest/doctest.h>
+
+#include <cerrno>
+#include <cstdint>
+
+using namespace trainlaunch;
+
+// Known answers of philox4x32-10, as published with the Random123 library.
+TEST_CASE("philox gives its published numbers") {
+  CHECK(philox(0, {0, 0, 0, 0}) == Philox{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(philox(~0ull, {~0u, ~0u, ~0u, ~0u}) == Philox{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(philox(0x299f31d0a4093822ull, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}) ==
+        Philox{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("an arena measures what it later hands out") {
+  auto take = [](Arena& a) {
+    View x = a.take("x", DType::f32, {3, 5});
+    a.take("y", DType::f64, {7});
+    a.take("x", DType::u8, {1});
+    return x;
+  };
+  Arena measure = Arena::measuring();
+  View x = take(measure);
+  CHECK(x.p == nullptr);
+  CHECK(x.size() == 15);
+  CHECK(measure.used() == 64 + 64 + 64);
+  CHECK(measure.items().size() == 2);
+
+  auto host = make_host_device();
+  auto arena = Arena::make(*host, measure.used());
+  REQUIRE(arena);
+  View real = take(*arena);
+  REQUIRE(real.p != nullptr);
+  CHECK(reinterpret_cast<uintptr_t>(real.p) % 64 == 0);
+  CHECK(real.as<float>()[14] == 0.0f);
+  CHECK_FALSE(arena->take("one too many", DType::u8, {1}));
+}
+
+TEST_CASE("views slice by elements") {
+  float data[6] = {0, 1, 2, 3, 4, 5};
+  View v(data, DType::f32, {2, 3});
+  CHECK(v.rows() == 2);
+  CHECK(v.cols() == 3);
+  CHECK(v.slice(4, 2).as<float>()[1] == 5);
+  CHECK(v.reshape({3, 2}).rows() == 3);
+  CHECK(View().size() == 0);
+}
+
+TEST_CASE("errors carry their exit code") {
+  auto f = []() -> Result<int> { return fail("no", exit_code::usage); };
+  auto g = [&]() -> Status {
+    auto r = f();
+    if (!r) return forward(r);
+    return {};
+  };
+  CHECK(g().error().exit == 2);
+  errno = ENOENT;
+  Status s = fail_errno("open x");
+  CHECK(s.error().what == "open x: No such file or directory");
+}
+
+TEST_CASE("deadlines") {
+  CHECK(Deadline::never().poll_ms() == -1);
+  CHECK_FALSE(Deadline::never().over());
+  CHECK(Deadline::in(Seconds(-1)).over());
+  CHECK(Deadline::in(Seconds(-1)).poll_ms() == 0);
+  CHECK(Deadline::in(Seconds(1)).poll_ms() > 900);
+}
