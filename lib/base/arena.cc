@@ -5,7 +5,7 @@
 namespace trainlaunch {
 
 namespace {
-constexpr size_t alignment = 64;   // a cache line, and the widest vector
+constexpr size_t alignment = 64;  // a cache line, and the widest vector
 
 size_t round_up(size_t n) { return (n + alignment - 1) / alignment * alignment; }
 }  // namespace
@@ -26,9 +26,12 @@ View Arena::take(std::string_view what, DType t, std::initializer_list<int64_t> 
     v.p = static_cast<std::byte*>(block_->data()) + used_;
   }
   used_ += bytes;
-  auto same = std::find_if(items_.begin(), items_.end(), [&](const Item& i) { return i.what == what; });
-  if (same != items_.end()) same->bytes += bytes;
-  else items_.push_back({std::string(what), bytes});
+  auto same =
+      std::find_if(items_.begin(), items_.end(), [&](const Item& i) { return i.what == what; });
+  if (same != items_.end())
+    same->bytes += bytes;
+  else
+    items_.push_back({std::string(what), bytes});
   return v;
 }
 

@@ -1,5 +1,6 @@
-// One block of memory for a whole run. What will be needed is asked for twice by the same code: from
-// a measuring arena, which only counts, and then from the real one, which is exactly that large.
+// One block of memory for a whole run. What will be needed is asked for twice by the same code:
+// from a measuring arena, which only counts, and then from the real one, which is exactly that
+// large.
 #pragma once
 
 #include <cstddef>

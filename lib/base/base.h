@@ -6,6 +6,7 @@
 //   Device             where memory and streams come from: host(), later cuda()
 //   Stream, Event      work in order; a point in that order that others can wait for
 //   Arena              one block of memory, sized before anything runs, handed out by name
+//   Trace              spans of time for a trace viewer
 //   philox()           counter-based random numbers: no state to save, none to lose
 #pragma once
 
@@ -14,4 +15,5 @@
 #include "base/philox.h"
 #include "base/result.h"
 #include "base/time.h"
+#include "base/trace.h"
 #include "base/view.h"

@@ -18,14 +18,14 @@ class Event {
  public:
   struct Impl {
     virtual ~Impl() = default;
-    virtual Result<bool> done() = 0;   // never blocks; an error of the device surfaces here
-    virtual void* native() = 0;        // the device's own handle (cudaEvent_t)
+    virtual Result<bool> done() = 0;  // never blocks; an error of the device surfaces here
+    virtual void* native() = 0;       // the device's own handle (cudaEvent_t)
   };
 
   Event() = default;
   explicit Event(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   Result<bool> done() const { return impl_ ? impl_->done() : Result<bool>(true); }
-  Status wait(Deadline deadline) const;   // blocks the host
+  Status wait(Deadline deadline) const;  // blocks the host
   void* native() const { return impl_ ? impl_->native() : nullptr; }
 
  private:
@@ -35,9 +35,9 @@ class Event {
 class Stream {
  public:
   virtual ~Stream() = default;
-  virtual Event record() = 0;                  // done when all work enqueued so far is
-  virtual void wait(const Event& event) = 0;   // later work starts after the event; host not blocked
-  virtual void* native() = 0;                  // the device's own handle (cudaStream_t), or null
+  virtual Event record() = 0;                 // done when all work enqueued so far is
+  virtual void wait(const Event& event) = 0;  // later work starts after the event; host not blocked
+  virtual void* native() = 0;                 // the device's own handle (cudaStream_t), or null
 };
 
 // Memory of a device; freed with the object.
@@ -57,9 +57,9 @@ class Block {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual const char* name() const = 0;        // "cpu", "cuda:0"
-  virtual bool host_readable() const = 0;      // may the host dereference this device's memory?
-  virtual Result<std::unique_ptr<Block>> allocate(size_t bytes) = 0;   // zeroed
+  virtual const char* name() const = 0;    // "cpu", "cuda:0"
+  virtual bool host_readable() const = 0;  // may the host dereference this device's memory?
+  virtual Result<std::unique_ptr<Block>> allocate(size_t bytes) = 0;  // zeroed
   virtual Result<std::unique_ptr<Stream>> stream() = 0;
   // Copies between this device and host memory, enqueued; the host side must stay alive and
   // unchanged until an event recorded after the copy is done. Sizes in bytes must be equal.

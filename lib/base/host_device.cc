@@ -19,12 +19,14 @@ class HostBlock final : public Block {
     auto block = std::make_unique<HostBlock>();
     // Room to begin at a huge page's boundary, or the first and last part would be small pages.
     block->mapped_ = (bytes + huge_page - 1) / huge_page * huge_page + huge_page;
-    void* p = mmap(nullptr, block->mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p =
+        mmap(nullptr, block->mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
       return fail_errno("no memory for " + std::to_string(bytes >> 20) + " MiB");
     }
     block->map_ = p;
-    block->p_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + huge_page - 1) & ~(huge_page - 1));
+    block->p_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + huge_page - 1) &
+                                        ~(huge_page - 1));
     block->size_ = bytes;
     block->huge_ = madvise(block->p_, block->mapped_ - huge_page, MADV_HUGEPAGE) == 0;
     std::memset(block->p_, 0, bytes);
@@ -34,7 +36,8 @@ class HostBlock final : public Block {
     if (map_) munmap(map_, mapped_);
   }
   std::string describe() const override {
-    return std::to_string((size_ + (1 << 20) - 1) >> 20) + (huge_ ? " MiB, huge pages asked for" : " MiB, small pages");
+    return std::to_string((size_ + (1 << 20) - 1) >> 20) +
+           (huge_ ? " MiB, huge pages asked for" : " MiB, small pages");
   }
 
  private:
@@ -58,8 +61,12 @@ class HostDevice final : public Device {
   bool host_readable() const override { return true; }
   Result<std::unique_ptr<Block>> allocate(size_t bytes) override { return HostBlock::make(bytes); }
   Result<std::unique_ptr<Stream>> stream() override { return std::make_unique<HostStream>(); }
-  void upload(Stream&, View device, View host) override { std::memcpy(device.p, host.p, host.bytes()); }
-  void download(Stream&, View host, View device) override { std::memcpy(host.p, device.p, host.bytes()); }
+  void upload(Stream&, View device, View host) override {
+    std::memcpy(device.p, host.p, host.bytes());
+  }
+  void download(Stream&, View host, View device) override {
+    std::memcpy(host.p, device.p, host.bytes());
+  }
 };
 
 }  // namespace

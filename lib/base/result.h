@@ -12,15 +12,15 @@ namespace trainlaunch {
 namespace exit_code {
 inline constexpr int done = 0;
 inline constexpr int failed = 1;
-inline constexpr int usage = 2;       // wrong usage or configuration
-inline constexpr int requeue = 75;    // stopped early with a durable checkpoint: run me again
-inline constexpr int hopeless = 93;   // running again will not help
+inline constexpr int usage = 2;      // wrong usage or configuration
+inline constexpr int requeue = 75;   // stopped early with a durable checkpoint: run me again
+inline constexpr int hopeless = 93;  // running again will not help
 inline constexpr int cancelled = 143;
 }  // namespace exit_code
 
 struct Error {
-  std::string what;                   // what, where, and what to do: one line, no trailing newline
-  int exit = exit_code::failed;       // what the process exits with if nobody handles it
+  std::string what;              // what, where, and what to do: one line, no trailing newline
+  int exit = exit_code::failed;  // what the process exits with if nobody handles it
 };
 
 template <class T>

@@ -14,38 +14,55 @@ enum class DType : uint8_t { f32, f64, bf16, i32, u8 };
 
 constexpr size_t bytes_of(DType t) {
   switch (t) {
-    case DType::f32: return 4;
-    case DType::f64: return 8;
-    case DType::bf16: return 2;
-    case DType::i32: return 4;
-    case DType::u8: return 1;
+    case DType::f32:
+      return 4;
+    case DType::f64:
+      return 8;
+    case DType::bf16:
+      return 2;
+    case DType::i32:
+      return 4;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
 constexpr const char* name_of(DType t) {
   switch (t) {
-    case DType::f32: return "f32";
-    case DType::f64: return "f64";
-    case DType::bf16: return "bf16";
-    case DType::i32: return "i32";
-    case DType::u8: return "u8";
+    case DType::f32:
+      return "f32";
+    case DType::f64:
+      return "f64";
+    case DType::bf16:
+      return "bf16";
+    case DType::i32:
+      return "i32";
+    case DType::u8:
+      return "u8";
   }
   return "?";
 }
 
 template <class T>
-inline constexpr DType dtype_of = [] { static_assert(sizeof(T) == 0, "no such DType"); return DType::u8; }();
-template <> inline constexpr DType dtype_of<float> = DType::f32;
-template <> inline constexpr DType dtype_of<double> = DType::f64;
-template <> inline constexpr DType dtype_of<int32_t> = DType::i32;
-template <> inline constexpr DType dtype_of<uint8_t> = DType::u8;
+inline constexpr DType dtype_of = [] {
+  static_assert(sizeof(T) == 0, "no such DType");
+  return DType::u8;
+}();
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<uint8_t> = DType::u8;
 
 // Contiguous, row-major: the last dimension is dense.
 struct View {
   void* p = nullptr;
   DType t = DType::f32;
-  int n = 0;                        // dimensions used
-  std::array<int64_t, 4> shape{};   // elements
+  int n = 0;                       // dimensions used
+  std::array<int64_t, 4> shape{};  // elements
 
   View() = default;
   View(void* where, DType type, std::initializer_list<int64_t> dims) : p(where), t(type) {

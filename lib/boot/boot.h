@@ -5,8 +5,8 @@
 //   Control            the control channel: small messages between all ranks, with deadlines
 //   Bootstrap          PMIx (Slurm, mpirun), or alone
 //
-// The process that srun starts is a supervisor: it is the PMIx client and holds the control channel.
-// The process that computes is its child, the worker, and reaches the channel through it.
+// The process that srun starts is a supervisor: it is the PMIx client and holds the control
+// channel. The process that computes is its child, the worker, and reaches the channel through it.
 #pragma once
 
 #include <memory>
@@ -20,14 +20,14 @@
 namespace trainlaunch {
 
 struct World {
-  int rank = 0;              // ranks count by node and then by local rank
+  int rank = 0;  // ranks count by node and then by local rank
   int size = 1;
-  int local_rank = 0;        // among the ranks of this node
+  int local_rank = 0;  // among the ranks of this node
   int local_size = 1;
-  int node = 0;              // index into `nodes`
-  std::vector<std::string> nodes{"localhost"};   // one name per node, in the order of their ranks
-  std::vector<int> node_of{0};                   // of each rank
-  int generation = 0;        // how often the workers have been restarted within this job step
+  int node = 0;                                 // index into `nodes`
+  std::vector<std::string> nodes{"localhost"};  // one name per node, in the order of their ranks
+  std::vector<int> node_of{0};                  // of each rank
+  int generation = 0;  // how often the workers have been restarted within this job step
 };
 
 // Small messages between all ranks. Every call blocks until it is answered or its deadline is over;
@@ -35,7 +35,7 @@ struct World {
 // calls in the same order; `name` says what for, and appears in errors.
 class Control {
  public:
-  static constexpr size_t max_value = 1 << 20;   // bytes of one value
+  static constexpr size_t max_value = 1 << 20;  // bytes of one value
 
   virtual ~Control() = default;
   virtual const World& world() const = 0;

@@ -11,7 +11,8 @@ using namespace trainlaunch;
 // Known answers of philox4x32-10, as published with the Random123 library.
 TEST_CASE("philox gives its published numbers") {
   CHECK(philox(0, {0, 0, 0, 0}) == Philox{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
-  CHECK(philox(~0ull, {~0u, ~0u, ~0u, ~0u}) == Philox{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(philox(~0ull, {~0u, ~0u, ~0u, ~0u}) ==
+        Philox{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
   CHECK(philox(0x299f31d0a4093822ull, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}) ==
         Philox{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }

@@ -1,0 +1,34 @@
+#include "base/trace.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace trainlaunch {
+
+void Trace::span(std::string_view track, std::string_view name, Clock::time_point begin,
+                 Clock::time_point end) {
+  std::lock_guard lock(mutex_);
+  spans_.push_back({std::string(track), std::string(name), begin, end});
+}
+
+Status Trace::write(const std::string& path) const {
+  auto us = [](Clock::duration d) { return std::chrono::duration<double, std::micro>(d).count(); };
+  nlohmann::json events = nlohmann::json::array();
+  std::lock_guard lock(mutex_);
+  for (const Span& s : spans_) {
+    events.push_back({{"name", s.name},
+                      {"cat", s.track},
+                      {"ph", "X"},
+                      {"pid", rank_},
+                      {"tid", s.track},
+                      {"ts", us(s.begin - zero_)},
+                      {"dur", us(s.end - s.begin)}});
+  }
+  std::ofstream out(path);
+  out << nlohmann::json{{"traceEvents", events}} << "\n";
+  out.close();
+  if (!out) return fail_errno("cannot write the trace to " + path);
+  return {};
+}
+
+}  // namespace trainlaunch

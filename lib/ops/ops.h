@@ -1,0 +1,150 @@
+// lib/ops: the tensor operations, behind one interface. This header is the folder's front door.
+//
+//   reference   every operation in f64, written to be read; what the others are tested against
+//   cpu         f32 on the host, matrix products by oneDNN
+//   cuda        the same interface on a stream of a GPU
+//
+// Operations are enqueued on a Stream and return at once; none reads device memory on the host.
+// Shapes stand beside each View as [rows, cols]; B sequences of T tokens are rows = B*T; C is the
+// width, H the heads, V the vocabulary. All floating-point Views of one call have the same type
+// (f64 for the reference, f32 for cpu) unless said otherwise. Token ids and targets are i32.
+// "accumulated" outputs are added to; all others are overwritten. Sums run in one fixed order for a
+// given shape and thread count, so equal inputs give equal bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/base.h"
+
+namespace trainlaunch {
+
+// tanh form, as GPT-2 uses it: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+// (Hendrycks & Gimpel, "Gaussian Error Linear Units").
+enum class Activation : uint8_t { none, gelu };
+
+// c = act(op(a) op(b) + bias), or c += op(a) op(b) when accumulate (then no bias, no activation).
+struct Gemm {
+  View a;  // [m, k], or [k, m] when transposed_a
+  View b;  // [k, n], or [n, k] when transposed_b
+  View c;  // [m, n]
+  bool transposed_a = false;
+  bool transposed_b = false;
+  bool accumulate = false;
+  View bias;  // [n], or null
+  Activation act = Activation::none;
+  View pre;  // [m, n]: op(a) op(b) + bias before the activation; null unless act
+};
+
+// out[b,t] = tokens_table[tokens[b,t]] + positions_table[t]
+struct Embed {
+  View tokens;          // i32 [B, T]
+  View token_table;     // [V, C]
+  View position_table;  // [>= T, C]
+  View out;             // [B*T, C]
+};
+struct EmbedBack {
+  View tokens;           // i32 [B, T]
+  View dout;             // [B*T, C]
+  View dtoken_table;     // [V, C], accumulated
+  View dposition_table;  // [>= T, C], accumulated
+};
+
+// Layer norm over the last dimension, epsilon 1e-5 (Ba et al., "Layer Normalization").
+struct Norm {
+  View x;           // [rows, C]
+  View gain, bias;  // [C]
+  View y;           // [rows, C]
+  View mean, rstd;  // [rows], kept for the backward pass
+};
+struct NormBack {
+  View x, dy;  // [rows, C]
+  View gain, mean, rstd;
+  View dx;            // [rows, C], accumulated: the residual stream's gradient is there already
+  View dgain, dbias;  // [C], accumulated
+};
+
+// Causal self-attention with scale 1/sqrt(C/H). A row of qkv holds q, k and v one after the other,
+// each of C = H heads one after the other, as GPT-2's checkpoints have it.
+struct Attention {
+  int64_t sequences, context, heads;
+  View qkv;  // [B*T, 3C]
+  View out;  // [B*T, C]
+  View lse;  // [B, H, T]: log of the sum of exponentials of a row's scores
+};
+struct AttentionBack {
+  int64_t sequences, context, heads;
+  View qkv, out, lse;  // as in forward
+  View dout;           // [B*T, C]
+  View dqkv;           // [B*T, 3C]
+};
+
+// Output logits x weight^T and their softmax cross-entropy in chunks of rows, so that all logits
+// never exist at once. The gradient is that of the SUM of losses over unmasked targets: the
+// division by the global number of targets happens once, in the update.
+struct Head {
+  View x;        // [rows, C]
+  View weight;   // [V, C]
+  View targets;  // i32 [rows]; -1 is ignored
+  View loss;     // f64 [1], accumulated: sum of -log p(target)
+  View count;    // f64 [1], accumulated: number of unmasked targets
+  View dx;       // [rows, C], or null: forward only
+  View dweight;  // [V, C], accumulated; null exactly when dx is
+};
+
+// AdamW (Loshchilov & Hutter), decay decoupled, on a run of parameters of one group:
+//   g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   w -= lr * (weight_decay * w + (m / correction1) / (sqrt(v / correction2) + eps))
+struct Rule {
+  float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.0f;
+};
+struct Slots {
+  View weight, grad, m, v;  // [n]
+};
+// What changes from step to step, in memory of the device: f64 [update_scalars].
+enum UpdateScalar { learning_rate, grad_scale, correction1, correction2, update_scalars };
+
+// How large the shapes of a run get; the scratch memory is sized from it before anything runs.
+struct OpsLimits {
+  int64_t sequences = 0, context = 0, width = 0, heads = 0, vocab = 0;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual const char* name() const = 0;
+  virtual DType dtype() const = 0;  // of activations and weights
+
+  // Scratch memory that the operations share; u8 [scratch_bytes(limits)], given once before use.
+  virtual size_t scratch_bytes(const OpsLimits& limits) const = 0;
+  virtual void use_scratch(View scratch) = 0;
+
+  virtual void gemm(Stream&, const Gemm&) = 0;
+  // dbias[n] += sum over rows of dy[m, n]
+  virtual void bias_back(Stream&, View dy, View dbias) = 0;
+  // dx = dy * gelu'(pre); dx may be dy.
+  virtual void gelu_back(Stream&, View pre, View dy, View dx) = 0;
+  virtual void embed(Stream&, const Embed&) = 0;
+  virtual void embed_back(Stream&, const EmbedBack&) = 0;
+  virtual void norm(Stream&, const Norm&) = 0;
+  virtual void norm_back(Stream&, const NormBack&) = 0;
+  virtual void attention(Stream&, const Attention&) = 0;
+  virtual void attention_back(Stream&, const AttentionBack&) = 0;
+  virtual void head_loss(Stream&, const Head&) = 0;
+
+  virtual void add(Stream&, View a, View b, View out) = 0;  // out may be a or b
+  virtual void copy(Stream&, View from, View to) = 0;       // converts between f32, f64 and bf16
+  virtual void fill(Stream&, View v, double value) = 0;
+  // dst = parts[0] + parts[1] + ..., in that order for every element.
+  virtual void sum(Stream&, View dst, std::span<const View> parts) = 0;
+  // out[i] = sum of squares of the i-th tile of `tile` elements of x, in f64; f64 [size / tile].
+  virtual void sumsq(Stream&, View x, int64_t tile, View out) = 0;
+  virtual void update(Stream&, const Rule&, const Slots&, View scalars) = 0;
+};
+
+std::unique_ptr<Ops> make_reference_ops();
+// `threads` 0: as many as the process may run on.
+std::unique_ptr<Ops> make_cpu_ops(int threads);
+
+}  // namespace trainlaunch
