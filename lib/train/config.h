@@ -1,0 +1,70 @@
+// What a training run is told: the options of `train-launch train`, filled from the configuration
+// file and the command line by launcher/options.h, which checks the bounds given there. The
+// defaults below are the documented ones.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace trainlaunch {
+
+struct ModelConfig {
+  int layers = 6;
+  int heads = 6;  // divides width
+  int width = 384;
+  int context = 256;  // bytes seen at once
+};
+
+struct DataConfig {
+  std::string path;  // a text file; required
+};
+
+struct LoopConfig {
+  int64_t steps = 1000;
+  int64_t global_batch = 32;  // sequences per step, whatever the number of ranks
+  int64_t micro_batch = 0;    // sequences per forward pass; 0: chosen
+  uint64_t seed = 1337;
+  int64_t log_every = 10;    // steps
+  int64_t eval_every = 250;  // steps; 0: never
+  int64_t eval_batches = 20;
+  int threads = 0;        // per rank; 0: the CPUs this rank may use
+  double deadline = 120;  // seconds a collective may wait for the other ranks
+};
+
+struct OptimConfig {
+  double lr = 1e-3;
+  double min_lr = 1e-4;
+  int64_t warmup = 100;  // steps
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // of the global gradient norm; 0: off
+};
+
+enum class ShardPolicy { none, optimizer };
+
+struct ParallelConfig {
+  ShardPolicy shard = ShardPolicy::optimizer;
+  double bucket_mib = 25;  // of gradients reduced together
+};
+
+struct CheckpointConfig {
+  int64_t every = 500;  // steps; 0: at the end only
+  int keep = 3;         // the newest ones
+};
+
+struct RunConfig {
+  std::string run_dir = "run";
+  std::string resume = "auto";  // auto: the newest good checkpoint, if any; no; or a step
+  std::string device = "auto";  // cpu, cuda; auto: cuda where it is built in and present
+  std::string trace;            // a file for a Chrome trace; empty: none
+  ModelConfig model;
+  DataConfig data;
+  LoopConfig train;
+  OptimConfig optim;
+  ParallelConfig parallel;
+  CheckpointConfig checkpoint;
+};
+
+}  // namespace trainlaunch
