@@ -131,9 +131,10 @@ class Model {
   virtual std::span<const ParamSpec> params() const = 0;
   virtual OpsLimits limits(const BatchShape& shape) const = 0;
 
-  // Takes the memory of activations from the arena; call it with a measuring one first. `training`:
-  // also what the backward pass needs.
-  virtual void reserve(Arena& arena, const BatchShape& shape, bool training) = 0;
+  // Takes the memory of activations, of Ops::dtype(), from the arena; call it with a measuring one
+  // first. Later batches may be smaller in both dimensions. `training`: also what the backward pass
+  // needs.
+  virtual void reserve(Arena& arena, DType dtype, const BatchShape& shape, bool training) = 0;
 
   // Loss and count of a batch; nothing is kept.
   virtual void evaluate(Ctx& ctx, const Batch& batch, Shard& shard) = 0;
