@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "optim/optim.h"
+
 namespace trainlaunch {
 
 struct ModelConfig {
@@ -41,8 +43,6 @@ struct OptimConfig {
   double weight_decay = 0.1;
   double clip = 1.0;  // of the global gradient norm; 0: off
 };
-
-enum class ShardPolicy { none, optimizer };
 
 struct ParallelConfig {
   ShardPolicy shard = ShardPolicy::optimizer;
