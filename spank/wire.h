@@ -1,7 +1,14 @@
 // What passes between gpu_bind.so and the planner it runs, gpu-bind. The plugin starts
 //
 //   gpu-bind plan --format=wire --config=FILE --ranks=N --node=NAME --nodelist=LIST
-//                 [--cores=LIST] [--gpus=LIST] [--exclusive] [--asked=LIST] [--policy=... and so on]
+//                 [--cores=LIST] [--gpus=LIST] [--devices=LIST] [--exclusive] [--asked=LIST]
+//                 [--requested=no] [--policy=... and so on]
+//
+// --gpus is SLURM_STEP_GPUS; --devices is what Slurm gave the step as CUDA_VISIBLE_DEVICES (or
+// ROCR_VISIBLE_DEVICES): its k-th word names the k-th GPU of --gpus, in whatever form Slurm uses
+// (under ConstrainDevices numbers restart at 0), and the plan answers in the same words.
+// --requested=no: no option or variable of ours was given; with bind=on-request in the
+// configuration the answer is then an empty plan.
 //
 // as the job's user with a fixed environment, and reads the answer from its standard output: lines
 // of text, in this order, bounded as below.
