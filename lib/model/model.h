@@ -6,7 +6,9 @@
 //                       policies); the model does not know who owns what
 //   Model               parameters, memory, forward, backward, logits
 //
-// A parameter's name is ours, `hf` the name that Hugging Face's GPT-2 checkpoints use.
+// A parameter's name is ours; `hf` is the name and the memory order of Hugging Face's GPT-2
+// checkpoints (GPT2LMHeadModel), which keep a linear map's weight as [in, out] (Conv1D), as we do:
+// no tensor is transposed on the way in or out. lm_head.weight there is the tied transformer.wte.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +35,7 @@ struct ParamSpec {
   std::vector<int64_t> shape;
   Init init;
   Group group = Group::decay;
-  int block = 0;          // parameters of one block are acquired together
+  int block = 0;          // parameters of one block are acquired together; counted from 0
   int contributions = 1;  // how many parts of the backward pass add to its gradient
   int64_t size() const;
 };
@@ -55,6 +57,7 @@ struct Layout {
   std::vector<int> entry_of;   // spec index -> index into entries
   int64_t tiles = 0;
 
+  // `specs` in the order in which the forward pass first uses them.
   static Layout plan(std::span<const ParamSpec> specs);
   int64_t elements() const { return tiles * tile; }
   const Entry& of(int param) const { return entries[entry_of[param]]; }
@@ -90,7 +93,7 @@ class Shard {
   // Weights of a block, for reading, from acquire until release. The stream orders it.
   virtual void acquire(Stream& stream, int block) = 0;
   virtual void release(Stream& stream, int block) = 0;
-  virtual View weight(int param) = 0;
+  virtual View weight(int param) = 0;  // of the parameter's shape
 
   // A step is: begin_step, then for each micro-batch begin_micro and a backward pass, then step.
   virtual void begin_step(Stream& stream) = 0;
