@@ -7,11 +7,15 @@
 //   Stream, Event      work in order; a point in that order that others can wait for
 //   Arena              one block of memory, sized before anything runs, handed out by name
 //   Trace              spans of time for a trace viewer
+//   Fd                 a file descriptor; read_fully, write_fully
+//   Digest             XXH3-128
 //   philox()           counter-based random numbers: no state to save, none to lose
 #pragma once
 
 #include "base/arena.h"
 #include "base/device.h"
+#include "base/digest.h"
+#include "base/file.h"
 #include "base/philox.h"
 #include "base/result.h"
 #include "base/time.h"

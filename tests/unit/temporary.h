@@ -1,0 +1,43 @@
+// A directory for a test, removed with the object.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+namespace trainlaunch {
+
+class Temporary {
+ public:
+  Temporary() {
+    const char* base = std::getenv("TMPDIR");
+    std::string name = std::string(base ? base : "/tmp") + "/train-launch-test.XXXXXX";
+    path_ = mkdtemp(name.data()) ? name : "";
+  }
+  ~Temporary() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string operator/(std::string_view name) const { return path_ + "/" + std::string(name); }
+
+ private:
+  std::string path_;
+};
+
+inline void write_file(const std::string& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+inline std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace trainlaunch
