@@ -32,9 +32,9 @@ struct Gemm {
   bool transposed_a = false;
   bool transposed_b = false;
   bool accumulate = false;
-  View bias;  // [n], or null
+  View bias = {};  // [n], or null
   Activation act = Activation::none;
-  View pre;  // [m, n]: op(a) op(b) + bias before the activation; null unless act
+  View pre = {};  // [m, n]: op(a) op(b) + bias before the activation; null unless act
 };
 
 // out[b,t] = tokens_table[tokens[b,t]] + positions_table[t]
@@ -84,13 +84,13 @@ struct AttentionBack {
 // never exist at once. The gradient is that of the SUM of losses over unmasked targets: the
 // division by the global number of targets happens once, in the update.
 struct Head {
-  View x;        // [rows, C]
-  View weight;   // [V, C]
-  View targets;  // i32 [rows]; -1 is ignored
-  View loss;     // f64 [1], accumulated: sum of -log p(target)
-  View count;    // f64 [1], accumulated: number of unmasked targets
-  View dx;       // [rows, C], or null: forward only
-  View dweight;  // [V, C], accumulated; null exactly when dx is
+  View x;             // [rows, C]
+  View weight;        // [V, C]
+  View targets;       // i32 [rows]; -1 is ignored
+  View loss;          // f64 [1], accumulated: sum of -log p(target)
+  View count;         // f64 [1], accumulated: number of unmasked targets
+  View dx = {};       // [rows, C], or null: forward only
+  View dweight = {};  // [V, C], accumulated; null exactly when dx is
 };
 
 // AdamW (Loshchilov & Hutter), decay decoupled, on a run of parameters of one group:
