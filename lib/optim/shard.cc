@@ -119,7 +119,8 @@ class TrainingShard final : public Shard {
     int64_t first_sum = 0;               // of sums_, of the first own tile
     int missing = 0;                     // parameters whose gradient is not complete
     Ticket summed = 0;
-    std::optional<Ticket> gathering;  // of the weights
+    std::optional<Ticket> copied;     // the sums, to all ranks
+    std::optional<Ticket> gathering;  // the weights
   };
 
   bool replicated() const { return options_.policy == ShardPolicy::none; }
@@ -177,7 +178,7 @@ class TrainingShard final : public Shard {
   void reduce(Stream& stream, Reduction& r) {
     const View bucket = gradients_.slice(r.plan.offset, r.plan.elements());
     r.summed = comm_.reduce_scatter(bucket, r.plan.owners, DType::f32, stream.record());
-    if (replicated()) r.summed = comm_.all_gather(bucket, r.plan.owners, Event());
+    if (replicated()) r.copied = comm_.all_gather(bucket, r.plan.owners, Event());
   }
 
   // Of the mean gradient, over all ranks and parameters. Each tile's sum of squares is taken on
@@ -187,6 +188,9 @@ class TrainingShard final : public Shard {
     const int rank = comm_.rank();
     for (Reduction& r : buckets_) {
       if (auto ok = comm_.wait(r.summed, deadline()); !ok) return forward(ok);
+      if (r.copied) {
+        if (auto ok = comm_.wait(*r.copied, deadline()); !ok) return forward(ok);
+      }
       const int64_t count = r.plan.owners.count(rank);
       if (count == 0) continue;
       ops_.sumsq(stream, gradients_.slice(r.plan.offset + r.plan.owners.offset(rank), count),
