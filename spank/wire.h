@@ -32,19 +32,19 @@
 namespace gpu_bind_wire {
 
 inline constexpr int version = 1;
-inline constexpr size_t max_bytes = 256 * 1024;   // of a whole answer
+inline constexpr size_t max_bytes = 256 * 1024;  // of a whole answer
 inline constexpr size_t max_line = 4096;
-inline constexpr size_t max_ranks = 1024;         // local ranks of one node
-inline constexpr size_t max_env = 32;             // variables of one rank
-inline constexpr int max_cpus = 8192;             // CPU numbers from 0
-inline constexpr int max_mems = 1024;             // memory node numbers from 0
+inline constexpr size_t max_ranks = 1024;  // local ranks of one node
+inline constexpr size_t max_env = 32;      // variables of one rank
+inline constexpr int max_cpus = 8192;      // CPU numbers from 0
+inline constexpr int max_mems = 1024;      // memory node numbers from 0
 
 // The only names the plugin sets on the planner's word; anything else in an answer is dropped.
 // GPU_BIND_PLAN (the digest) and GPU_BIND_SET (the names that were set) are the plugin's own.
 inline constexpr const char* variables[] = {
-    "CUDA_DEVICE_ORDER",   "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
-    "NCCL_IB_HCA",         "NCCL_SOCKET_IFNAME",   "NCCL_TOPO_FILE",       "GLOO_SOCKET_IFNAME",
-    "UCX_NET_DEVICES",
+    "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",  "NCCL_IB_HCA",          "NCCL_SOCKET_IFNAME",
+    "NCCL_TOPO_FILE",    "GLOO_SOCKET_IFNAME",   "UCX_NET_DEVICES",
 };
 
 }  // namespace gpu_bind_wire

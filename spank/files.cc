@@ -1,0 +1,177 @@
+#include "files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <climits>
+
+namespace trainlaunch::plugin {
+namespace {
+
+// O_NONBLOCK: a FIFO in a file's place must not hang slurmstepd.
+constexpr int read_flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+
+class File {
+ public:
+  File(const char* path, int flags) : fd_(open(path, flags)) {}
+  ~File() {
+    if (fd_ >= 0) close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  explicit operator bool() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// Up to `size` bytes of a regular file, or -1.
+ssize_t read_regular(int fd, char* data, size_t size) {
+  struct stat st;
+  if (fstat(fd, &st) != 0) return -1;
+  if (!S_ISREG(st.st_mode)) {
+    errno = EINVAL;
+    return -1;
+  }
+  size_t used = 0;
+  while (used < size) {
+    const ssize_t n = read(fd, data + used, size - used);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    if (n == 0) break;
+    used += static_cast<size_t>(n);
+  }
+  return static_cast<ssize_t>(used);
+}
+
+// Who may change this? Root, or whoever runs the daemon anyway. A sticky directory keeps others
+// from replacing what is not theirs.
+bool owned_by_admin(const struct stat& st) {
+  if (st.st_uid != 0 && st.st_uid != getuid()) return false;
+  const bool sticky_directory = S_ISDIR(st.st_mode) && st.st_mode & S_ISVTX;
+  return sticky_directory || !(st.st_mode & (S_IWGRP | S_IWOTH));
+}
+
+// The open file and every directory above the place where it really lies.
+bool trusted(int fd, const char* path, Reason& why) {
+  struct stat st;
+  char link[32], real[PATH_MAX];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  const ssize_t n = readlink(link, real, sizeof real - 1);
+  if (n <= 0 || real[0] != '/' || fstat(fd, &st) != 0) {
+    why.set(path, ": cannot tell who owns it");
+    return false;
+  }
+  real[n] = '\0';
+  bool good = S_ISREG(st.st_mode) && owned_by_admin(st);
+  for (char* slash = real + n; good && slash > real;) {
+    while (*slash != '/') --slash;
+    slash[slash == real ? 1 : 0] = '\0';
+    good = stat(real, &st) == 0 && owned_by_admin(st);
+  }
+  if (!good)
+    why.set(path, ": it, and the directories above it, must be root's and writable by nobody else");
+  return good;
+}
+
+bool read_key(std::string_view key, std::string_view value, Site& site) {
+  if (key == "bind") {
+    if (value == "on-request")
+      site.bind = Site::on_request;
+    else if (value == "always")
+      site.bind = Site::always;
+    else if (value == "off")
+      site.bind = Site::off;
+    else
+      return false;
+  } else if (key == "strict") {
+    if (value != "yes" && value != "no") return false;
+    site.strict = value == "yes";
+  } else if (key == "timeout-ms") {
+    uint32_t ms = 0;
+    if (!parse_number(value, 60000, ms) || ms < 50) return false;
+    site.timeout_ms = ms;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool read_site(const char* path, Site& site, Reason& why) {
+  File file(path, read_flags);
+  if (!file) {
+    if (errno == ENOENT || errno == ENOTDIR) return true;
+    why.set(path, ": ", strerrordesc_np(errno), "; every user must be able to read it");
+    return false;
+  }
+  if (!trusted(file.fd(), path, why)) return false;
+  char text[32 * 1024];
+  const ssize_t n = read_regular(file.fd(), text, sizeof text);
+  if (n < 0 || static_cast<size_t>(n) == sizeof text) {
+    why.set(path, n < 0 ? ": cannot read it" : ": longer than 32 KiB");
+    return false;
+  }
+
+  site.there = true;
+  std::string_view rest(text, static_cast<size_t>(n)), line;
+  for (long number = 1; next_part(rest, '\n', line); ++number) {
+    line = trim(line);
+    const size_t equals = line.find('=');
+    if (line.empty() || line.front() == '#' || equals == std::string_view::npos) continue;
+    const std::string_view key = trim({line.data(), equals});
+    const std::string_view value = trim({line.data() + equals + 1, line.size() - equals - 1});
+    if (read_key(key, value, site)) continue;
+    why.set(path, ":", number, ": ", key,
+            key == "bind"     ? ": use on-request, always or off"
+            : key == "strict" ? ": use yes or no"
+                              : ": use milliseconds, 50 to 60000");
+    return false;
+  }
+  return true;
+}
+
+bool trusted_program(const char* path, Reason& why) {
+  if (path[0] != '/') {
+    why.set(path, ": the planner's path must be absolute");
+    return false;
+  }
+  File file(path, O_PATH | O_CLOEXEC);
+  if (!file) {
+    why.set(path, ": ", strerrordesc_np(errno));
+    return false;
+  }
+  return trusted(file.fd(), path, why);
+}
+
+void NcclConf::add(const char* path) {
+  File file(path, read_flags);
+  if (!file || size_ + 1 >= sizeof text_) return;
+  const ssize_t n = read_regular(file.fd(), text_ + size_, sizeof text_ - size_ - 1);
+  if (n <= 0) return;
+  size_ += static_cast<size_t>(n);
+  text_[size_++] = '\n';
+}
+
+void NcclConf::read(const char* file, const char* home) {
+  size_ = 0;
+  if (file) {
+    add(file);
+  } else if (home) {
+    Fixed<PATH_MAX> path;
+    path.set(home, "/.nccl.conf");
+    if (!path.cut()) add(path.c_str());
+  }
+  add("/etc/nccl.conf");
+}
+
+// As NCCL reads it: a line begins with the name, blanks count, # comments the line out.
+bool NcclConf::sets(const char* name) const {
+  std::string_view rest(text_, size_), line;
+  while (next_part(rest, '\n', line))
+    if (take(line, name) && starts_with(line, "=")) return true;
+  return false;
+}
+
+}  // namespace trainlaunch::plugin

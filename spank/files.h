@@ -1,0 +1,40 @@
+// The two files the plugin reads, and whom it trusts. Nothing here runs with root's rights: the
+// effective user is the job's.
+#pragma once
+
+#include <string_view>
+
+#include "text.h"
+
+namespace trainlaunch::plugin {
+
+// What the plugin itself needs of gpu-bind.conf; the rest is the planner's.
+struct Site {
+  enum Bind { on_request, always, off } bind = on_request;
+  bool strict = false;
+  unsigned timeout_ms = 2000;
+  bool there = false;  // without the file the defaults hold
+};
+
+// False if there is a file but it cannot be trusted or read, or one of these keys has no meaning.
+bool read_site(const char* path, Site& site, Reason& why);
+
+// Only the owner of the daemon (root) can change this program: it and every directory above it
+// belong to root and nobody else may write there.
+bool trusted_program(const char* path, Reason& why);
+
+// NCCL's configuration as this process sees it, inside the rank's container if there is one.
+class NcclConf {
+ public:
+  // `file` replaces ~/.nccl.conf, as NCCL_CONF_FILE does; both may be null. A file that is missing,
+  // no regular file, or longer than the buffer counts as far as it could be read.
+  void read(const char* file, const char* home);
+  bool sets(const char* name) const;
+
+ private:
+  void add(const char* path);
+  char text_[32 * 1024];
+  size_t size_ = 0;
+};
+
+}  // namespace trainlaunch::plugin
