@@ -3,7 +3,8 @@
 //
 //   World              rank, size, place on the node; filled by a bootstrap
 //   Control            the control channel: small messages between all ranks, with deadlines
-//   Bootstrap          PMIx (Slurm, mpirun), or alone
+//   bootstrap.h        PMIx (Slurm, mpirun), or alone: how supervisors find each other
+//   session.h          the supervisor's side of the channel; its centre, in rank 0, is hub.h
 //
 // The process that srun starts is a supervisor: it is the PMIx client and holds the control
 // channel. The process that computes is its child, the worker, and reaches the channel through it.
@@ -20,7 +21,9 @@
 namespace trainlaunch {
 
 struct World {
-  int rank = 0;  // ranks count by node and then by local rank
+  // Ranks count by node and then by local rank. Where the launcher dealt them out otherwise
+  // (srun -m cyclic), these are not its numbers: PMIx rank and SLURM_PROCID differ.
+  int rank = 0;
   int size = 1;
   int local_rank = 0;  // among the ranks of this node
   int local_size = 1;
@@ -28,11 +31,13 @@ struct World {
   std::vector<std::string> nodes{"localhost"};  // one name per node, in the order of their ranks
   std::vector<int> node_of{0};                  // of each rank
   int generation = 0;  // how often the workers have been restarted within this job step
+  std::string address = "127.0.0.1";  // of this node, on the network that reaches the others
 };
 
 // Small messages between all ranks. Every call blocks until it is answered or its deadline is over;
-// an error names the ranks that were waited for. All ranks make the same gather, barrier and vote
-// calls in the same order; `name` says what for, and appears in errors.
+// an error names the ranks that were waited for. The n-th gather of a name on one rank meets the
+// n-th gather of that name on every other, so calls of different names may come from different
+// threads; one that failed on any rank fails on all. barrier and vote are gathers.
 class Control {
  public:
   static constexpr size_t max_value = 1 << 20;  // bytes of one value

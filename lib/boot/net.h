@@ -1,0 +1,35 @@
+// TCP: this machine's addresses, free ports, and connections with deadlines.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/time.h"
+#include "boot/fd.h"
+
+namespace trainlaunch {
+
+// Numeric addresses of the interfaces that are up, IPv4 first, without loopback and link-local
+// ones.
+std::vector<std::string> own_addresses();
+
+struct Listener {
+  Fd socket;
+  int port = 0;
+};
+// On 127.0.0.1, or on every address of both families.
+Result<Listener> listen_on_free_port(bool loopback);
+
+// A port that was free a moment ago.
+Result<int> free_port();
+
+Result<Fd> connect_to(const std::string& address, int port, Deadline deadline);
+
+// The numeric address of the own end of a connection.
+std::string local_address(int socket);
+
+// Small messages at once; unacknowledged data for so long means that the peer is gone.
+void set_stream_options(int socket, Seconds silence);
+
+}  // namespace trainlaunch
