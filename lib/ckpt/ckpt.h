@@ -3,18 +3,25 @@
 // A checkpoint of step S is the directory RUN/step-<S, 9 digits>. It exists when, and only when,
 // the directory has this name and holds a MANIFEST.json whose digest is right. In it:
 //
-//   shard-<rank, 5 digits>.safetensors   what one rank owned: a valid safetensors file whose
-//   tensors
-//                                        are runs, named "<tensor>/<slot>@<offset>", f32, each
-//                                        beginning at a multiple of 64 bytes in the file
-//   MANIFEST.json                        format version, state, the files (name, bytes, XXH3-128),
-//   the
-//                                        runs (tensor, slot, offset, length, file, position), and
-//                                        "digest": XXH3-128 of the manifest without that field
+//   shard-<rank, 5 digits>.safetensors
+//       What one rank owned: a valid safetensors file. Its tensors are runs of the model's, named
+//       "<tensor>/<slot>@<offset>", F32, each beginning at a multiple of 64 bytes in the file; the
+//       bytes between them are tensors ".pad@<position>", U8, because the format allows no holes.
+//   MANIFEST.json
+//       One object. "digest", which comes first, is the XXH3-128 of all bytes after the comma that
+//       follows it; "format" is 1; "state"; "files": name, bytes and XXH3-128 of each; "tensors":
+//       name -> elements; "runs": [tensor, slot, offset, length, file index, position in the file].
 //
 // It is written as RUN/.step-<S>.<random>.tmp and renamed after everything in it is on disk,
 // without replacing; then RUN is synced. Ranges cover each tensor and slot exactly once, so any
 // number of ranks can read what any other number wrote. Loading runs no code and trusts no size.
+//
+// The order of a save, and what a crash between its parts leaves behind:
+//   each rank: create, write, fsync, close its shard     a temporary directory, removed at the
+//   all ranks: vote                                       next start
+//   rank 0: write and fsync the manifest, fsync the temporary directory
+//   rank 0: rename                                        the old or the new state of RUN
+//   rank 0: fsync RUN                                     the checkpoint
 #pragma once
 
 #include <cstdint>
@@ -50,20 +57,27 @@ struct Committed {
   Seconds stall{0}, write{0};  // training stood still; until durable
 };
 
+// How long the ranks wait for each other's storage before a save or a load has failed.
+inline constexpr Seconds storage_timeout{1800};
+
 class Writer {
  public:
-  // Every rank makes one. `run` is created (0700) if it is not there; links are not followed.
+  // Collective. `run` is created (0700) if it is not there; a symbolic link is refused. Temporary
+  // directories that earlier attempts left behind are removed.
   static Result<std::unique_ptr<Writer>> open(const std::string& run, Control& control);
   virtual ~Writer() = default;
 
   // Collective. Returns when the pieces may change again. An error means that this save did not
-  // happen, on no rank; what was committed before is intact.
+  // happen, on no rank; what was committed before is intact, and the temporary files are gone.
   virtual Status save(std::span<const Piece> owned, const TensorSizes& tensors, const State& state,
                       Device& device, Stream& stream) = 0;
   // The result of the last save, once, when it is known.
   virtual std::optional<Result<Committed>> poll() = 0;
-  // Waits for a save in progress, then keeps the newest `keep` checkpoints (0: all).
+  // Waits for a save in progress, then keeps the newest `keep` checkpoints (0: all). Rank 0 acts.
   virtual Status retain(int keep) = 0;
+  // The run goes on from `step`: later checkpoints are renamed to "<name>.aside", since their names
+  // will be needed again. Rank 0 acts, and is told which.
+  virtual Result<std::vector<std::string>> set_aside_after(uint64_t step) = 0;
 };
 
 // Committed steps in a run directory, oldest first, by name only. No directory: none.
@@ -71,18 +85,30 @@ Result<std::vector<uint64_t>> list_checkpoints(const std::string& run);
 
 class Reader {
  public:
+  struct Agreed;
+
   // One rank: opens and checks a checkpoint's manifest. `step` empty: the newest.
   static Result<std::unique_ptr<Reader>> open(const std::string& run, std::optional<uint64_t> step);
-  // All ranks: rank 0 proposes, all vote that they see the same manifest and that what they would
-  // read verifies. Empty result: there is no checkpoint. With `step` only that one will do.
-  static Result<std::unique_ptr<Reader>> agree(const std::string& run, std::optional<uint64_t> step,
-                                               Control& control);
+  // All ranks: rank 0 proposes a step; the ranks share out its files, verify them and vote. One
+  // that fails is passed over for the next older. With `step` only that one will do. Checkpoints
+  // of which none can be used are an error (exit hopeless): training would begin anew unasked.
+  static Result<Agreed> agree(const std::string& run, std::optional<uint64_t> step,
+                              Control& control);
   virtual ~Reader() = default;
 
   virtual const State& state() const = 0;
+  virtual const TensorSizes& tensors() const = 0;
   virtual const std::string& path() const = 0;
-  // Fills every piece completely, or is an error; digests of the files read are verified first.
+  // The digest of the manifest: equal for equal checkpoints.
+  virtual const std::string& digest() const = 0;
+  // Fills every piece completely, or is an error that names the file. Digests are verified while
+  // reading: after an error the pieces hold anything.
   virtual Status read(std::span<const Piece> wanted, Device& device, Stream& stream) = 0;
+};
+
+struct Reader::Agreed {
+  std::unique_ptr<Reader> reader;        // null: there is no checkpoint
+  std::vector<std::string> passed_over;  // newer ones that cannot be used, and why: one line each
 };
 
 }  // namespace trainlaunch

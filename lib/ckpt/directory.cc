@@ -1,0 +1,173 @@
+#include "ckpt/directory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+namespace trainlaunch {
+
+namespace {
+
+constexpr std::string_view prefix = "step-";
+
+// A trailing slash would make open(2) follow a link in spite of O_NOFOLLOW.
+std::string plain(const std::string& path) {
+  std::filesystem::path p = std::filesystem::path(path).lexically_normal();
+  if (!p.has_filename()) p = p.parent_path();
+  return p.empty() ? "." : p.string();
+}
+
+constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+
+}  // namespace
+
+std::string checkpoint_name(uint64_t step) {
+  std::string digits = std::to_string(step);
+  if (digits.size() < 9) digits.insert(0, 9 - digits.size(), '0');
+  return std::string(prefix) + digits;
+}
+
+std::optional<uint64_t> step_of(std::string_view name) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  uint64_t step = 0;
+  const char* end = name.data() + name.size();
+  auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, step);
+  if (error != std::errc() || rest != end || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+std::string temporary_name(uint64_t step) {
+  uint64_t random = 0;
+  // Only so that two attempts never share a name; a short read would do no harm.
+  if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(getpid());
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random));
+  return "." + checkpoint_name(step) + "." + text + ".tmp";
+}
+
+bool is_temporary(std::string_view name) {
+  return name.starts_with(".step-") && name.ends_with(".tmp");
+}
+
+Result<Directory> Directory::open(const std::string& path, bool* missing) {
+  const std::string name = plain(path);
+  Fd fd(::open(name.c_str(), directory_flags));
+  if (!fd) {
+    if (missing) *missing = errno == ENOENT;
+    if (errno == ENOTDIR || errno == ELOOP) {
+      struct stat st;
+      if (lstat(name.c_str(), &st) == 0 && S_ISLNK(st.st_mode))
+        return fail(name + " is a symbolic link: give the directory itself");
+      errno = ENOTDIR;
+    }
+    return fail_errno("cannot open the directory " + name);
+  }
+  return Directory(std::move(fd), name);
+}
+
+Result<Directory> Directory::open_or_make(const std::string& path) {
+  const std::filesystem::path name = plain(path);
+  std::error_code ignored;  // what is still missing shows in mkdir
+  if (name.has_parent_path()) std::filesystem::create_directories(name.parent_path(), ignored);
+  if (mkdir(name.c_str(), 0700) != 0 && errno != EEXIST)
+    return fail_errno("cannot make the directory " + name.string());
+  return open(path);
+}
+
+Result<Directory> Directory::enter(const std::string& name) const {
+  Fd fd(openat(fd_.get(), name.c_str(), directory_flags));
+  if (!fd) return fail_errno("cannot open the directory " + path_of(name));
+  return Directory(std::move(fd), path_of(name));
+}
+
+Result<std::vector<std::string>> Directory::names() const {
+  // A descriptor of its own: readdir moves the position that duplicates share.
+  Fd own(openat(fd_.get(), ".", directory_flags));
+  if (!own) return fail_errno("cannot list " + path_);
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(fdopendir(own.get()), &closedir);
+  if (!dir) return fail_errno("cannot list " + path_);
+  own.release();
+  std::vector<std::string> all;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = readdir(dir.get());
+    if (!entry) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") all.emplace_back(name);
+  }
+  if (errno != 0) return fail_errno("cannot list " + path_);
+  return all;
+}
+
+Status Directory::make(const std::string& name) const {
+  if (mkdirat(fd_.get(), name.c_str(), 0700) != 0)
+    return fail_errno("cannot make the directory " + path_of(name));
+  return {};
+}
+
+Result<Fd> Directory::create(const std::string& name) const {
+  Fd fd(
+      openat(fd_.get(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!fd) return fail_errno("cannot create " + path_of(name));
+  return fd;
+}
+
+Result<Directory::Opened> Directory::read(const std::string& name) const {
+  Opened opened{
+      Fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
+  if (!opened.fd) return fail_errno("cannot open " + path_of(name));
+  struct stat st;
+  if (fstat(opened.fd.get(), &st) != 0) return fail_errno("cannot open " + path_of(name));
+  if (!S_ISREG(st.st_mode)) return fail(path_of(name) + " is not a regular file");
+  opened.bytes = static_cast<uint64_t>(st.st_size);
+  return opened;
+}
+
+Status Directory::rename_new(const std::string& from, const std::string& to) const {
+  int done = renameat2(fd_.get(), from.c_str(), fd_.get(), to.c_str(), RENAME_NOREPLACE);
+  // Some network file systems know no flags. Between these two calls another process could make
+  // the name, but rename(2) replaces no directory that has something in it.
+  if (done != 0 && (errno == EINVAL || errno == ENOSYS)) {
+    if (faccessat(fd_.get(), to.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+      errno = EEXIST;
+    else
+      done = renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str());
+  }
+  if (done != 0) return fail_errno("cannot rename " + path_of(from) + " to " + to);
+  return {};
+}
+
+Status Directory::remove(const std::string& name) const {
+  auto inside = enter(name);
+  if (!inside) return forward(inside);
+  auto all = inside->names();
+  if (!all) return forward(all);
+  for (const std::string& file : *all)
+    if (unlinkat(inside->fd_.get(), file.c_str(), 0) != 0 && errno != ENOENT)
+      return fail_errno("cannot remove " + inside->path_of(file));
+  if (unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) != 0)
+    return fail_errno("cannot remove " + path_of(name));
+  return {};
+}
+
+Status Directory::sync() const {
+  if (fsync(fd_.get()) != 0) return fail_errno("cannot sync the directory " + path_);
+  return {};
+}
+
+Result<uint64_t> Directory::free_bytes() const {
+  struct statvfs fs;
+  if (fstatvfs(fd_.get(), &fs) != 0) return fail_errno("cannot ask for free space in " + path_);
+  return uint64_t{fs.f_bavail} * fs.f_frsize;
+}
+
+}  // namespace trainlaunch

@@ -1,0 +1,228 @@
+#include "ckpt/manifest.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+
+namespace trainlaunch {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view head = "{\"digest\":\"";
+constexpr std::string_view neck = "\",";
+constexpr size_t digest_length = 32;
+constexpr int64_t most_elements = int64_t{1} << 56;
+
+std::string digest_of(std::string_view text) {
+  Digest digest;
+  digest.update(text.data(), text.size());
+  return digest.hex();
+}
+
+// Reads fields of a JSON object; the first that is missing or of another type is remembered, so
+// that one check at the end is enough.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {}
+
+  uint64_t number(const char* key) {
+    const json* v = find(key);
+    if (v && v->is_number_unsigned()) return v->get<uint64_t>();
+    return missing(key), 0;
+  }
+  std::string text(const char* key) {
+    const json* v = find(key);
+    if (v && v->is_string()) return v->get<std::string>();
+    return missing(key), "";
+  }
+  const json& object(const char* key) { return of_type(key, json::value_t::object); }
+  const json& array(const char* key) { return of_type(key, json::value_t::array); }
+
+  const std::string& wrong() const { return wrong_; }
+
+ private:
+  const json* find(const char* key) const {
+    if (!object_.is_object()) return nullptr;
+    auto it = object_.find(key);
+    return it == object_.end() ? nullptr : &*it;
+  }
+  const json& of_type(const char* key, json::value_t type) {
+    static const json nothing;
+    const json* v = find(key);
+    if (v && v->type() == type) return *v;
+    missing(key);
+    return nothing;
+  }
+  void missing(const char* key) {
+    if (wrong_.empty()) wrong_ = key;
+  }
+
+  const json& object_;
+  std::string wrong_;
+};
+
+json to_json(const State& s) {
+  return {{"step", s.step},
+          {"samples", s.samples},
+          {"updates", s.updates},
+          {"data_digest", s.data_digest},
+          {"config", s.config}};
+}
+
+Result<State> state_from(const json& j) {
+  Fields f(j);
+  State s{f.number("step"), f.number("samples"), f.number("updates"), f.text("data_digest"), {}};
+  for (auto& [key, value] : f.object("config").items()) {
+    if (!value.is_string()) return fail("state.config." + key + " is no text");
+    s.config[key] = value.get<std::string>();
+  }
+  if (!f.wrong().empty()) return fail("state." + f.wrong() + " is missing or of another type");
+  return s;
+}
+
+Result<TensorSizes> tensors_from(const json& j) {
+  TensorSizes sizes;
+  for (auto& [name, size] : j.items()) {
+    if (!size.is_number_unsigned() || size.get<uint64_t>() > uint64_t{most_elements})
+      return fail("the size of tensor " + name + " is no size");
+    sizes[name] = size.get<int64_t>();
+  }
+  return sizes;
+}
+
+Result<std::vector<ShardFile>> files_from(const json& j) {
+  std::vector<ShardFile> files;
+  for (const json& each : j) {
+    Fields f(each);
+    ShardFile file{f.text("name"), f.number("bytes"), f.text("xxh3_128")};
+    if (!f.wrong().empty()) return fail("files." + f.wrong() + " is missing or of another type");
+    // By construction of the name no path can leave the checkpoint's directory.
+    if (file.name != shard_name(static_cast<int>(files.size())))
+      return fail("file " + file.name + " is not called " +
+                  shard_name(static_cast<int>(files.size())));
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Result<Run> run_from(const json& j, const std::vector<ShardFile>& files) {
+  const bool shaped =
+      j.is_array() && j.size() == 6 && j[0].is_string() && j[1].is_string() &&
+      std::all_of(j.begin() + 2, j.end(), [](const json& n) { return n.is_number_unsigned(); });
+  if (!shaped) return fail("a run is not [tensor, slot, offset, length, file, position]");
+  const uint64_t offset = j[2].get<uint64_t>(), length = j[3].get<uint64_t>();
+  Run run{j[0].get<std::string>(),      j[1].get<std::string>(), static_cast<int64_t>(offset),
+          static_cast<int64_t>(length), j[4].get<uint64_t>(),    j[5].get<uint64_t>()};
+  const std::string name = run.tensor + "/" + run.slot + "@" + std::to_string(offset);
+  if (offset > uint64_t{most_elements} || length > uint64_t{most_elements})
+    return fail("run " + name + " is too large");
+  if (run.file >= files.size()) return fail("run " + name + " is in no file");
+  const uint64_t bytes = files[run.file].bytes;
+  if (run.position % sizeof(float) != 0 || run.position > bytes ||
+      length > (bytes - run.position) / sizeof(float))
+    return fail("run " + name + " does not lie within " + files[run.file].name);
+  return run;
+}
+
+Result<Manifest> manifest_from(const json& j) {
+  Fields f(j);
+  const uint64_t format = f.number("format");
+  const json &state = f.object("state"), &tensors = f.object("tensors"), &files = f.array("files"),
+             &runs = f.array("runs");
+  if (!f.wrong().empty()) return fail("\"" + f.wrong() + "\" is missing or of another type");
+  if (format != 1)
+    return fail("format " + std::to_string(format) +
+                " is not known to this version, which reads 1");
+  Manifest m;
+  auto s = state_from(state);
+  if (!s) return forward(s);
+  m.state = std::move(*s);
+  auto sizes = tensors_from(tensors);
+  if (!sizes) return forward(sizes);
+  m.tensors = std::move(*sizes);
+  auto list = files_from(files);
+  if (!list) return forward(list);
+  m.files = std::move(*list);
+  for (const json& each : runs) {
+    auto run = run_from(each, m.files);
+    if (!run) return forward(run);
+    m.runs.push_back(std::move(*run));
+  }
+  if (auto covered = check_cover(m.runs, m.tensors); !covered) return forward(covered);
+  return m;
+}
+
+}  // namespace
+
+std::string shard_name(int rank) {
+  char name[40];
+  std::snprintf(name, sizeof name, "shard-%05d.safetensors", rank);
+  return name;
+}
+
+std::string write_manifest(const Manifest& m) {
+  json files = json::array(), runs = json::array();
+  for (const ShardFile& f : m.files)
+    files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.digest}});
+  for (const Run& r : m.runs)
+    runs.push_back({r.tensor, r.slot, r.offset, r.length, r.file, r.position});
+  const json whole{{"format", 1},
+                   {"state", to_json(m.state)},
+                   {"tensors", m.tensors},
+                   {"files", files},
+                   {"runs", runs}};
+  // Options may hold any bytes (file names do); what is not UTF-8 is replaced.
+  const std::string body =
+      whole.dump(-1, ' ', false, json::error_handler_t::replace).substr(1) + "\n";
+  return std::string(head) + digest_of(body) + std::string(neck) + body;
+}
+
+Result<Manifest> parse_manifest(std::string_view text, const std::string& what) {
+  const size_t body_begin = head.size() + digest_length + neck.size();
+  if (text.size() < body_begin || !text.starts_with(head) ||
+      text.substr(head.size() + digest_length, neck.size()) != neck)
+    return fail(what + " is no manifest of a checkpoint");
+  const std::string digest(text.substr(head.size(), digest_length));
+  if (digest_of(text.substr(body_begin)) != digest)
+    return fail(what + " is damaged: its digest is wrong");
+  const json j = json::parse(text, nullptr, false);
+  if (j.is_discarded()) return fail(what + " is no JSON");
+  auto manifest = manifest_from(j);
+  if (!manifest) return fail(what + ": " + manifest.error().what);
+  manifest->digest = digest;
+  return manifest;
+}
+
+Status check_cover(const std::vector<Run>& runs, const TensorSizes& tensors) {
+  std::set<std::string> slots{"weight"};
+  std::map<std::pair<std::string, std::string>, std::vector<std::pair<int64_t, int64_t>>> ranges;
+  for (const Run& r : runs) {
+    slots.insert(r.slot);
+    ranges[{r.tensor, r.slot}].push_back({r.offset, r.length});
+    if (!tensors.contains(r.tensor)) return fail("tensor " + r.tensor + " is not listed");
+  }
+  for (const auto& [tensor, size] : tensors) {
+    for (const std::string& slot : slots) {
+      auto& parts = ranges[{tensor, slot}];
+      std::sort(parts.begin(), parts.end());
+      int64_t covered = 0;
+      for (auto [offset, length] : parts) {
+        if (offset != covered || length <= 0 || length > size - covered) {
+          covered = -1;
+          break;
+        }
+        covered += length;
+      }
+      if (covered != size)
+        return fail("the runs of " + tensor + "/" + slot + " do not cover its " +
+                    std::to_string(size) + " elements exactly once");
+    }
+  }
+  return {};
+}
+
+}  // namespace trainlaunch

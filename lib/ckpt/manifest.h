@@ -1,0 +1,47 @@
+// The text form of a checkpoint's manifest, and what makes one acceptable.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/ckpt.h"
+
+namespace trainlaunch {
+
+inline constexpr const char* manifest_name = "MANIFEST.json";
+inline constexpr uint64_t manifest_limit = uint64_t{256} << 20;  // bytes; more is not read
+
+// A run of a tensor: elements [offset, offset + length) lie at byte `position` of a file.
+struct Run {
+  std::string tensor, slot;
+  int64_t offset = 0, length = 0;
+  uint64_t file = 0, position = 0;
+};
+
+struct ShardFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string digest;
+};
+
+struct Manifest {
+  State state;
+  TensorSizes tensors;
+  std::vector<ShardFile> files;
+  std::vector<Run> runs;
+  std::string digest;  // filled by parse_manifest
+};
+
+std::string shard_name(int rank);
+
+std::string write_manifest(const Manifest& manifest);
+// Refuses text whose digest is wrong, whose parts do not fit together, or whose runs do not cover
+// the tensors. Sizes are still to be compared with the files. `what` begins each error.
+Result<Manifest> parse_manifest(std::string_view text, const std::string& what);
+
+// Every slot that occurs covers every tensor exactly once.
+Status check_cover(const std::vector<Run>& runs, const TensorSizes& tensors);
+
+}  // namespace trainlaunch
