@@ -1,0 +1,105 @@
+// lib/bind: who gets what. This header is the folder's front door.
+//
+//   Plan = plan(Machine, Allocation, Policy)
+//
+// is a pure, deterministic function: every node, every rank and the command line compute the same
+// answer from the same three things. Each choice carries its reason.
+//
+// The rules, in the order they are applied:
+//   GPUs    rank i on GPU i of the step, in PCI order, so that rails line up across nodes. Several
+//           GPUs per rank and several ranks per GPU are dealt in blocks; with fewer ranks than GPUs
+//           and no even share, GPUs are taken so that their ports differ.
+//   ports   of the usable ones each GPU gets the nearest; where several are equally near, GPUs do
+//           not share one while another idles (bipartite matching).
+//   cores   disjoint shares of the step's own cores beside the GPU; threads of a core stay
+//   together;
+//           where the step has none there, the nearest it has. Never empty.
+//   memory  the GPU's memory node, if the rank's cores are there.
+//   A rank whose GPUs are on several memory nodes keeps every CPU and gets no memory node.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "topo/topo.h"
+
+namespace trainlaunch {
+
+inline constexpr int max_local_ranks = 1024;
+
+// What the user asked of the resource manager itself; those parts are left alone.
+struct Asked {
+  bool cpu = false, mem = false, gpu = false;
+};
+
+// The node's part of a job step.
+struct Allocation {
+  int ranks = 0;                          // on this node; 0: one per GPU (one without GPUs)
+  std::optional<std::vector<int>> cores;  // positions in Machine::cores; absent: all
+  std::optional<std::vector<int>> gpus;   // positions in Machine::gpus; absent: all
+  Asked asked;
+};
+
+enum class CpuMode : uint8_t { local, numa, off };
+enum class MemMode : uint8_t { preferred, bind, off };
+enum class NicMode : uint8_t { automatic, closest, all, off, list };
+enum class Visible : uint8_t { automatic, ordered, own };
+
+struct Policy {
+  bool off = false;
+  Visible visible = Visible::automatic;
+  CpuMode cpu = CpuMode::local;
+  bool one_thread = false;  // of each core
+  MemMode mem = MemMode::preferred;
+  NicMode nic = NicMode::automatic;
+  std::vector<std::string> nics;  // for NicMode::list: "mlx5_0" or "mlx5_0:1"
+};
+
+struct Warning {
+  std::string code, message, fix;
+  bool quiet = false;  // advice: shown in reports only
+};
+
+struct RankPlan {
+  std::vector<int> gpus;         // positions in Machine::gpus
+  std::vector<int> nics;         // positions in Machine::nics
+  std::optional<Level> gpu_nic;  // the farthest of its pairs
+  CpuSet cpus;                   // what it may run on
+  bool keep_cpus = false;        // `cpus` is no choice of ours: leave the mask alone
+  std::optional<int> mem;        // the kernel's number of its memory node
+  bool spans = false;            // several memory nodes: nothing per rank is narrowed
+  std::vector<std::string> why;
+};
+
+struct NicChoice {
+  bool used = false;
+  std::string why;  // why not, when not
+};
+
+struct Plan {
+  std::vector<RankPlan> ranks;
+  std::vector<int> gpus;        // of the step, in PCI order
+  std::vector<int> gpu_order;   // the same, as every rank sees them; empty: each sees its own
+  std::vector<NicChoice> nics;  // for each of Machine::nics
+  MemMode mem = MemMode::off;
+  bool binds_gpus = false;  // the choice of GPUs is ours
+  std::vector<Warning> warnings;
+  std::vector<std::string> why;  // for the node
+
+  std::vector<int> used_nics() const;
+};
+
+// Errors: nothing can be planned (GPUs that are not there, too many ranks, a port that is not
+// there).
+Result<Plan> plan(const Machine& machine, const Allocation& allocation, const Policy& policy);
+
+// Which ports serve GPUs `gpus` (positions): up, like their peers, and nearest to some of them.
+Result<std::vector<NicChoice>> choose_nics(const Machine& machine, const std::vector<int>& gpus,
+                                           const Policy& policy);
+
+// Equal for equal plans: ranks, their devices, CPUs and memory; not reasons or names of hosts.
+std::string digest(const Machine& machine, const Plan& plan);
+
+}  // namespace trainlaunch

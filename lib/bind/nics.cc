@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+
+#include "bind/parts.h"
+
+namespace trainlaunch {
+namespace {
+
+constexpr int unset = -1;
+constexpr uint16_t pci_cisco = 0x1137;
+
+// PIX and PXB are one class: both stay below a switch, which is what peer-to-peer needs.
+int tier(Level level) { return level <= Level::pxb ? 0 : static_cast<int>(level) - 1; }
+
+int nearest_tier(const Machine& m, int nic, const std::vector<int>& gpus) {
+  int best = 4;
+  for (int g : gpus)
+    best = std::min(best, tier(m.near[static_cast<size_t>(g)][static_cast<size_t>(nic)].level));
+  return best;
+}
+
+std::string gbps(double rate) { return std::to_string(std::lround(rate)) + " Gb/s"; }
+
+// Drops ports that are not like the others: of another network, or slower. Slow ones may stay if
+// they are below a GPU's own switch and not much slower: the way around would cost more.
+void drop_unlike(const Machine& m, const std::vector<int>& gpus, std::vector<NicChoice>& choice) {
+  std::array<int, 5> beside{}, all{};
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    if (!choice[n].used) continue;
+    const auto layer = static_cast<size_t>(m.nics[n].link_layer);
+    ++all[layer];
+    if (nearest_tier(m, static_cast<int>(n), gpus) == 0) ++beside[layer];
+  }
+  // The network of most ports below a GPU's switch; failing that InfiniBand and its like, then
+  // what there is most of.
+  const auto better = [&](size_t a, size_t b) {
+    const auto ethernet = static_cast<size_t>(LinkLayer::ethernet);
+    return std::make_tuple(beside[a], all[a] > 0 && a != ethernet, all[a]) >
+           std::make_tuple(beside[b], all[b] > 0 && b != ethernet, all[b]);
+  };
+  size_t layer = 0;
+  for (size_t l = 1; l < all.size(); ++l)
+    if (better(l, layer)) layer = l;
+  double top = 0;
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    if (!choice[n].used) continue;
+    const Nic& nic = m.nics[n];
+    if (static_cast<size_t>(nic.link_layer) != layer)
+      choice[n] = {false, std::string(name_of(nic.link_layer)) + " among " +
+                              name_of(static_cast<LinkLayer>(layer))};
+    else
+      top = std::max(top, nic.rate_gbps);
+  }
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    const Nic& nic = m.nics[n];
+    if (!choice[n].used || nic.rate_gbps == 0 || nic.rate_gbps >= top) continue;
+    const bool beside_gpu = nearest_tier(m, static_cast<int>(n), gpus) == 0;
+    if (beside_gpu && nic.rate_gbps * 2 >= top) continue;
+    choice[n] = {false, gbps(nic.rate_gbps) + " among " + gbps(top)};
+  }
+}
+
+// Keeps what is nearest to some GPU of the step.
+void drop_far(const Machine& m, const std::vector<int>& gpus, std::vector<NicChoice>& choice) {
+  std::vector<bool> keep(m.nics.size(), false);
+  for (int g : gpus) {
+    int best = 4;
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if (choice[n].used) best = std::min(best, tier(m.near[static_cast<size_t>(g)][n].level));
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if (tier(m.near[static_cast<size_t>(g)][n].level) == best) keep[n] = true;
+  }
+  for (size_t n = 0; n < m.nics.size(); ++n)
+    if (choice[n].used && !keep[n]) choice[n] = {false, "farther from every GPU than others"};
+}
+
+Status take_listed(const Machine& m, const std::vector<std::string>& names,
+                   std::vector<NicChoice>& choice) {
+  for (NicChoice& c : choice) c = {false, "not in the list"};
+  for (const std::string& name : names) {
+    bool found = false;
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if (m.nics[n].name == name || to_string(m.nics[n]) == name) {
+        choice[n] = {true, ""};
+        found = true;
+      }
+    if (!found) return fail("no port '" + name + "' on this machine; `gpu-bind show` names them");
+  }
+  return {};
+}
+
+// Matches GPUs with their nearest ports.
+class Matching {
+ public:
+  Matching(const Machine& m, const std::vector<int>& gpus, const std::vector<NicChoice>& choice)
+      : gpus_(gpus), candidates_(gpus.size()), users_(m.nics.size()), pairs_(gpus.size()) {
+    for (size_t g = 0; g < gpus.size(); ++g) {
+      const auto& row = m.near[static_cast<size_t>(gpus[g])];
+      Near best{Level::sys, 1 << 20};
+      for (size_t n = 0; n < row.size(); ++n)
+        if (choice[n].used) best = std::min(best, row[n]);
+      for (size_t n = 0; n < row.size(); ++n)
+        if (choice[n].used && row[n] == best) candidates_[g].push_back(static_cast<int>(n));
+    }
+  }
+
+  std::vector<std::vector<int>> run() {
+    for (size_t capacity = 1; !all_have(1); ++capacity)
+      for (size_t g = 0; g < gpus_.size(); ++g)
+        if (pairs_[g].empty() && !candidates_[g].empty()) give(g, capacity);
+    deal_spare();
+    for (auto& p : pairs_) std::sort(p.begin(), p.end());
+    return pairs_;
+  }
+
+ private:
+  bool all_have(size_t count) const {
+    for (size_t g = 0; g < gpus_.size(); ++g)
+      if (!candidates_[g].empty() && pairs_[g].size() < count) return false;
+    return true;
+  }
+
+  void take(size_t gpu, int nic) {
+    pairs_[gpu].push_back(nic);
+    users_[static_cast<size_t>(nic)].push_back(gpu);
+  }
+  void drop(size_t gpu, int nic) {
+    std::erase(pairs_[gpu], nic);
+    std::erase(users_[static_cast<size_t>(nic)], gpu);
+  }
+
+  // A free port if there is one; else one whose user can move (an augmenting path).
+  bool give(size_t gpu, size_t capacity) {
+    std::set<int> seen;
+    return give(gpu, capacity, seen);
+  }
+  bool give(size_t gpu, size_t capacity, std::set<int>& seen) {
+    for (int n : candidates_[gpu])
+      if (!seen.contains(n) && users_[static_cast<size_t>(n)].size() < capacity) {
+        take(gpu, n);
+        return true;
+      }
+    for (int n : candidates_[gpu]) {
+      if (!seen.insert(n).second) continue;
+      const std::vector<size_t> users = users_[static_cast<size_t>(n)];
+      for (size_t other : users) {
+        if (other == gpu) continue;
+        drop(other, n);
+        if (give(other, capacity, seen)) {
+          take(gpu, n);
+          return true;
+        }
+        take(other, n);
+      }
+    }
+    return false;
+  }
+
+  // Ports that idle are dealt in whole rounds among the GPUs that compete for them, so that ranks
+  // stay equal.
+  void deal_spare() {
+    for (const std::vector<size_t>& group : groups()) {
+      for (bool whole = true; whole;) {
+        const auto before = std::make_pair(pairs_, users_);
+        for (size_t g : group) {
+          const auto idle = std::find_if(candidates_[g].begin(), candidates_[g].end(), [&](int n) {
+            return users_[static_cast<size_t>(n)].empty();
+          });
+          if (idle == candidates_[g].end())
+            whole = false;
+          else
+            take(g, *idle);
+        }
+        if (!whole) std::tie(pairs_, users_) = before;
+      }
+    }
+  }
+
+  // GPUs that have a candidate in common, directly or through others.
+  std::vector<std::vector<size_t>> groups() const {
+    std::vector<int> group(gpus_.size(), unset);
+    std::vector<std::vector<size_t>> out;
+    for (size_t first = 0; first < gpus_.size(); ++first) {
+      if (group[first] != unset || candidates_[first].empty()) continue;
+      std::set<int> nics;
+      std::vector<size_t> members;
+      for (std::vector<size_t> todo{first}; !todo.empty();) {
+        const size_t g = todo.back();
+        todo.pop_back();
+        if (group[g] != unset) continue;
+        group[g] = static_cast<int>(out.size());
+        members.push_back(g);
+        nics.insert(candidates_[g].begin(), candidates_[g].end());
+        for (size_t h = 0; h < gpus_.size(); ++h)
+          if (group[h] == unset && std::any_of(candidates_[h].begin(), candidates_[h].end(),
+                                               [&](int n) { return nics.contains(n); }))
+            todo.push_back(h);
+      }
+      std::sort(members.begin(), members.end());
+      out.push_back(std::move(members));
+    }
+    return out;
+  }
+
+  const std::vector<int>& gpus_;
+  std::vector<std::vector<int>> candidates_;  // [gpu], ascending
+  std::vector<std::vector<size_t>> users_;    // [nic]
+  std::vector<std::vector<int>> pairs_;       // [gpu]
+};
+
+}  // namespace
+
+Result<std::vector<NicChoice>> choose_nics(const Machine& m, const std::vector<int>& gpus,
+                                           const Policy& policy) {
+  std::vector<NicChoice> choice(m.nics.size(), NicChoice{true, ""});
+  if (policy.off || policy.nic == NicMode::off) {
+    for (NicChoice& c : choice) c = {false, "not asked for"};
+    return choice;
+  }
+  if (policy.nic == NicMode::list) {
+    if (auto s = take_listed(m, policy.nics, choice); !s) return forward(s);
+    return choice;
+  }
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    const Nic& nic = m.nics[n];
+    if (!nic.active)
+      choice[n] = {false, "its port is down"};
+    else if (nic.vendor == pci_cisco)
+      choice[n] = {false, "usNIC: no remote memory access"};
+  }
+  if (policy.nic == NicMode::all) return choice;
+  drop_unlike(m, gpus, choice);
+  if (!gpus.empty()) drop_far(m, gpus, choice);
+  if (policy.nic == NicMode::closest && !gpus.empty()) {
+    std::set<int> paired;
+    for (const auto& nics : pair_nics(m, gpus, choice)) paired.insert(nics.begin(), nics.end());
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if (choice[n].used && !paired.contains(static_cast<int>(n)))
+        choice[n] = {false, "nearest to no GPU"};
+  }
+  return choice;
+}
+
+std::vector<std::vector<int>> pair_nics(const Machine& m, const std::vector<int>& gpus,
+                                        const std::vector<NicChoice>& nics) {
+  return Matching(m, gpus, nics).run();
+}
+
+}  // namespace trainlaunch

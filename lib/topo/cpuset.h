@@ -1,0 +1,26 @@
+// Sets of CPU numbers, and lists of numbers in Linux form ("0-3,8,10-11").
+#pragma once
+
+#include <bitset>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace trainlaunch {
+
+inline constexpr int max_cpu = 8192;  // CPU numbers are below this
+using CpuSet = std::bitset<max_cpu>;
+
+// Numbers of a list, ascending and without repeats; each must be below `limit`.
+Result<std::vector<int>> parse_list(std::string_view text, int limit);
+Result<CpuSet> parse_cpus(std::string_view text);
+
+std::string to_list(const std::vector<int>& ascending);
+std::string to_list(const CpuSet& cpus);
+
+// The lowest CPU of a set, or -1.
+int first_of(const CpuSet& cpus);
+
+}  // namespace trainlaunch

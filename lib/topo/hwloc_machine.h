@@ -1,0 +1,11 @@
+// The loaders that stand on hwloc; topo.h is the front door.
+#pragma once
+
+#include "topo/topo.h"
+
+namespace trainlaunch {
+
+Result<Machine> machine_from_hwloc_xml(const std::string& text, const std::string& name);
+Result<Machine> machine_from_this_host();
+
+}  // namespace trainlaunch

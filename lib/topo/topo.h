@@ -1,0 +1,119 @@
+// lib/topo: one compute node as the planner sees it. This header is the folder's front door.
+//
+// A Machine comes from one of the loaders and says the same things whichever it was: CPU cores with
+// their hardware threads, memory nodes that have CPUs, GPUs, fabric ports, and how near each GPU is
+// to each port. Nothing here knows of jobs, ranks or policies.
+//
+// Identity: a GPU is its PCI function, plus a partition number where several logical GPUs stand
+// below one function (AMD CPX, TPX); a fabric port is its device name and port number. GPUs are in
+// PCI order, which is also Slurm's order; ports are in PCI order, then by port.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "topo/cpuset.h"
+
+namespace trainlaunch {
+
+struct PciId {
+  uint32_t domain = 0;
+  uint8_t bus = 0, device = 0, function = 0;
+  auto operator<=>(const PciId&) const = default;
+};
+std::string to_string(const PciId& id);  // "0000:06:00.0"
+
+// Where a device is attached. `cpus` are the CPUs beside it: of its memory node, or of a part of it
+// (an L3 cache), or of a whole package; every CPU where the machine does not say.
+struct Place {
+  CpuSet cpus;
+  int numa = -1;  // the kernel's number of the one memory node; -1: unknown or several
+};
+
+// One CPU core; its position in Machine::cores is Slurm's abstract core number.
+struct Core {
+  std::vector<int> cpus;  // hardware threads, the kernel's numbers
+  int l3 = -1;            // cores with equal numbers share that cache; -1: unknown
+  int numa = -1;          // the kernel's number of the memory node; -1: unknown
+  int package = -1;
+};
+
+struct NumaNode {
+  int node = 0;
+  CpuSet cpus;  // never empty
+};
+
+enum class Vendor : uint8_t { nvidia, amd, intel };
+const char* name_of(Vendor vendor);
+
+struct Gpu {
+  PciId pci;
+  std::optional<int> partition;
+  int index = 0;  // position among all GPUs in PCI order
+  std::string uuid;
+  Vendor vendor = Vendor::nvidia;
+  Place place;
+};
+
+enum class LinkLayer : uint8_t { unknown, infiniband, ethernet, omni_path, slingshot };
+const char* name_of(LinkLayer layer);
+
+// One port of a fabric NIC.
+struct Nic {
+  std::string name;  // "mlx5_0"; for Slingshot the network device, "hsi0"
+  int port = 1;
+  PciId pci;
+  uint16_t vendor = 0;  // PCI vendor
+  LinkLayer link_layer = LinkLayer::unknown;
+  double rate_gbps = 0;  // 0: unknown
+  bool active = true;    // port state ACTIVE, or no state known
+  bool verbs = true;     // an InfiniBand verbs device that NCCL and UCX open by name and port
+  Place place;
+};
+std::string to_string(const Nic& nic);  // "mlx5_0:1", "hsi0"
+
+// How near two devices are, nearest first: below one PCI switch, several switches, one host bridge,
+// in one memory node, or across. `steps` tells apart what has the same level: bridges passed below
+// the common one; for `sys`, 0 within a package and 1 between packages.
+enum class Level : uint8_t { pix, pxb, phb, node, sys };
+const char* name_of(Level level);  // "PIX", "PXB", "PHB", "NODE", "SYS"
+
+struct Near {
+  Level level = Level::sys;
+  int steps = 0;
+  auto operator<=>(const Near&) const = default;
+};
+
+struct Machine {
+  std::string kind;  // "live", "hwloc-xml"
+  std::string file;  // where it was read from; empty: this machine
+  CpuSet cpus;       // all that exist
+  CpuSet allowed;    // those that this process, or the one that wrote the file, may use
+  std::vector<NumaNode> numa;
+  std::vector<Core> cores;
+  std::vector<Gpu> gpus;
+  std::vector<Nic> nics;
+  std::vector<std::vector<Near>> near;  // [gpu][nic]
+
+  // The memory node that holds all of `cpus`; -1 when none does.
+  int numa_of(const CpuSet& cpus) const;
+};
+
+// The machine this process runs on, all of it: what a cgroup forbids is there, but not `allowed`.
+Result<Machine> load_live();
+
+// A file in any known form, found from its content: hwloc XML, versions 1 and 2. A file that cannot
+// be read, or says nothing useful, is an error with exit_code::usage.
+Result<Machine> load_file(const std::string& path);
+Result<Machine> load_text(const std::string& text, const std::string& name);
+
+// Makes hwloc deaf to its environment (HWLOC_XMLFILE and many more could replace or bend what is
+// seen) and quiet on stderr. Call once, first thing in main: it changes the environment.
+void isolate_hwloc();
+
+}  // namespace trainlaunch

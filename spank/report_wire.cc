@@ -1,0 +1,83 @@
+#include "report.h"
+#include "report_parts.h"
+#include "wire.h"
+
+namespace trainlaunch {
+namespace {
+
+namespace wire = gpu_bind_wire;
+
+// Reports stop here, so that the parts that are applied always fit.
+constexpr size_t max_report = wire::max_bytes / 2;
+
+class Writer {
+ public:
+  void line(const std::string& word, const std::string& text) {
+    out_ += clean(word + ' ' + text) + '\n';
+  }
+  // A line that can be left out.
+  void say(const std::string& text) {
+    if (said_ + text.size() > max_report) return;
+    said_ += text.size() + 5;
+    line("say", text);
+  }
+  std::string take() { return std::move(out_); }
+
+ private:
+  // One line, without control characters, within the contract's length.
+  static std::string clean(std::string text) {
+    if (text.size() >= wire::max_line) text.resize(wire::max_line - 1);
+    for (char& c : text)
+      if (static_cast<unsigned char>(c) < 32 || c == 127) c = ' ';
+    return text;
+  }
+  std::string out_;
+  size_t said_ = 0;
+};
+
+void write_variables(Writer& w, const std::vector<Variable>& list) {
+  for (const Variable& v : list) w.line("env", (v.set ? "set " : "keep ") + v.name + '=' + v.value);
+}
+
+}  // namespace
+
+std::string plan_wire(const Answer& a, Report report, const std::string& node) {
+  Writer w;
+  w.line("gpu-bind-wire", std::to_string(wire::version));
+  w.line("digest", digest(a.machine, a.plan));
+  const std::string who = "gpu-bind: " + (node.empty() ? "" : node + ": ");
+  if (report == Report::full) {
+    for (const std::string& why : a.plan.why) w.say(who + why);
+    for (const std::string& note : a.env.notes) w.say(who + "not set: " + note);
+  }
+  const bool advice = report == Report::full || report == Report::doctor;
+  for (const Warning& warning : a.plan.warnings)
+    if (!warning.quiet)
+      w.line("warn",
+             who + warning.message + " [" + warning.code + "; mend it with: " + warning.fix + ']');
+    else if (advice)
+      w.say(who + warning.message + " [" + warning.code + "; mend it with: " + warning.fix + ']');
+  if (report == Report::doctor && a.plan.warnings.empty()) w.say(who + "nothing to mend");
+
+  for (size_t i = 0; i < a.plan.ranks.size(); ++i) {
+    const RankPlan& r = a.plan.ranks[i];
+    w.line("rank", std::to_string(i));
+    if (!r.keep_cpus) w.line("cpus", to_list(r.cpus));
+    if (r.mem && a.plan.mem != MemMode::off)
+      w.line("mems",
+             (a.plan.mem == MemMode::bind ? "bind " : "preferred ") + std::to_string(*r.mem));
+    write_variables(w, a.env.common);
+    write_variables(w, a.env.ranks[i]);
+    if (report == Report::summary || report == Report::full) w.say(rank_line(a, i, node));
+    if (report == Report::full)
+      for (const std::string& why : r.why) w.say(who + "rank " + std::to_string(i) + ": " + why);
+    if (report == Report::json) w.say(rank_json(a, i, node));
+  }
+  return w.take() + "end\n";
+}
+
+std::string empty_wire() {
+  return "gpu-bind-wire " + std::to_string(wire::version) + "\ndigest 0\nend\n";
+}
+
+}  // namespace trainlaunch

@@ -1,0 +1,4 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "bind/bind.h"
+
+#include <doctest/doctest.h>
