@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 #include "boot/auth.h"
-#include "boot/fd.h"
+#include "base/file.h"
 #include "boot/message.h"
 
 namespace trainlaunch {

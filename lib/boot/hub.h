@@ -17,7 +17,7 @@
 #include "base/time.h"
 #include "boot/auth.h"
 #include "boot/boot.h"
-#include "boot/fd.h"
+#include "base/file.h"
 
 namespace trainlaunch {
 

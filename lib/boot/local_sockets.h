@@ -12,7 +12,7 @@
 
 #include "base/result.h"
 #include "base/time.h"
-#include "boot/fd.h"
+#include "base/file.h"
 
 namespace trainlaunch {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "boot/bootstrap.h"
-#include "boot/fd.h"
+#include "base/file.h"
 #include "boot/hub.h"
 #include "boot/link.h"
 
