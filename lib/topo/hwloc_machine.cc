@@ -6,8 +6,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
+#include <string_view>
+#include <tuple>
 
 #include "topo/port_state.h"
+#include "topo/trial.h"
 
 namespace trainlaunch {
 namespace {
@@ -76,6 +80,7 @@ class Reader {
   struct FoundGpu {
     Gpu gpu;
     Object pci;
+    bool driven;  // some driver has made a device of it
   };
   struct FoundNic {
     Nic nic;
@@ -164,17 +169,22 @@ class Reader {
   void read_gpus(Object d, const PciId& id, const Place& place) {
     const auto vendor = gpu_vendor(d->attr->pcidev, id);
     if (!vendor) return;
-    // Several rsmi devices below one function: the GPU is partitioned.
-    std::vector<Object> rsmi;
+    bool driven = false, renders = false;
+    std::vector<Object> rsmi;  // several below one function: the GPU is partitioned
     std::string uuid;
     for (Object o = d->io_first_child; o; o = o->next_sibling) {
       if (o->type != HWLOC_OBJ_OS_DEVICE || !o->name) continue;
-      if (std::strncmp(o->name, "rsmi", 4) == 0) rsmi.push_back(o);
+      const std::string_view name(o->name);
+      driven = true;
+      renders = renders || !(name.starts_with("card") || name.starts_with("controlD"));
+      if (name.starts_with("rsmi")) rsmi.push_back(o);
       if (uuid.empty()) uuid = info(o, "NVIDIAUUID");
     }
-    std::sort(rsmi.begin(), rsmi.end(), [](Object a, Object b) {
-      return std::make_pair(std::strlen(a->name), std::string(a->name)) <
-             std::make_pair(std::strlen(b->name), std::string(b->name));
+    // A display only, as in ATI's chips on old server boards.
+    if (driven && !renders) return;
+    std::sort(rsmi.begin(), rsmi.end(), [](Object x, Object y) {
+      return std::make_pair(std::strlen(x->name), std::string_view(x->name)) <
+             std::make_pair(std::strlen(y->name), std::string_view(y->name));
     });
     const size_t count = std::max<size_t>(rsmi.size(), 1);
     for (size_t i = 0; i < count; ++i) {
@@ -184,8 +194,18 @@ class Reader {
       gpu.vendor = *vendor;
       gpu.uuid = rsmi.empty() ? uuid : info(rsmi[i], "AMDUUID");
       gpu.place = place;
-      gpus_.push_back({std::move(gpu), d});
+      gpus_.push_back({std::move(gpu), d, driven});
     }
+  }
+
+  // Where some GPUs of a vendor have a driver's devices, those without are not in use here: handed
+  // to a virtual machine, or too old for the driver. Where none has, the file just does not say.
+  void drop_undriven() {
+    std::set<Vendor> driven;
+    for (const FoundGpu& f : gpus_)
+      if (f.driven) driven.insert(f.gpu.vendor);
+    std::erase_if(gpus_,
+                  [&](const FoundGpu& f) { return !f.driven && driven.contains(f.gpu.vendor); });
   }
 
   void read_nics(Object d, const PciId& id, const Place& place) {
@@ -253,6 +273,7 @@ class Reader {
   }
 
   void sort_devices() {
+    drop_undriven();
     std::stable_sort(gpus_.begin(), gpus_.end(),
                      [](const FoundGpu& a, const FoundGpu& b) { return a.gpu.pci < b.gpu.pci; });
     std::stable_sort(nics_.begin(), nics_.end(), [](const FoundNic& a, const FoundNic& b) {
@@ -305,22 +326,33 @@ class Reader {
   std::vector<FoundNic> nics_;
 };
 
+Result<Machine> read_xml(const std::string& text) {
+  auto t = prepare();
+  if (!t) return forward(t);
+  // The size counts the terminating zero.
+  const int size = static_cast<int>(text.size() + 1);
+  if (hwloc_topology_set_xmlbuffer(t->get(), text.c_str(), size) != 0 ||
+      hwloc_topology_load(t->get()) != 0)
+    return fail("hwloc cannot read it (cut off, damaged, or of a newer version than 2)");
+  auto machine = Reader(t->get(), false).read();
+  if (machine) machine->kind = "hwloc-xml";
+  return machine;
+}
+
 }  // namespace
 
 Result<Machine> machine_from_hwloc_xml(const std::string& text, const std::string& name) {
   const auto bad = [&](const std::string& why) {
     return fail(name + ": not a usable hwloc topology: " + why, exit_code::usage);
   };
-  auto t = prepare();
-  if (!t) return forward(t);
-  // The size counts the terminating zero.
-  if (hwloc_topology_set_xmlbuffer(t->get(), text.c_str(), static_cast<int>(text.size() + 1)) !=
-          0 ||
-      hwloc_topology_load(t->get()) != 0)
-    return bad("hwloc cannot read it (cut off, damaged, or of a newer version than 2)");
-  auto machine = Reader(t->get(), false).read();
+  // hwloc trusts its own files: damaged ones meet assertions, and worse.
+  const std::string wrong = try_in_child([&] {
+    const auto tried = read_xml(text);
+    return tried ? std::string() : tried.error().what;
+  });
+  if (!wrong.empty()) return bad(wrong);
+  auto machine = read_xml(text);
   if (!machine) return bad(machine.error().what);
-  machine->kind = "hwloc-xml";
   machine->file = name;
   return machine;
 }
