@@ -1,4 +1,4 @@
-// The communicators that make_comm() chooses from.
+// What make_comm() chooses from, besides Hierarchy.
 #pragma once
 
 #include <memory>

@@ -1,0 +1,44 @@
+// One collective, as every part of a communicator sees it.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+
+namespace trainlaunch {
+
+enum class Kind : uint8_t { reduce_scatter, all_gather, all_sum, broadcast, barrier };
+
+struct Call {
+  Kind kind = Kind::barrier;
+  Ticket ticket = 0;   // counts calls from 1; the same call has the same ticket on all ranks
+  View view;           // reduce_scatter, all_gather, broadcast
+  int64_t offset = 0;  // bytes from the start of the memory that the view lies in
+  Owners owners;       // reduce_scatter, all_gather
+  std::vector<std::byte*> local;  // where the view is in the memory of each rank of this node
+  std::span<double> values;       // all_sum
+  int root = 0;                   // broadcast
+  Event after;
+  bool background = false;  // its deadline starts when it is run
+  Deadline deadline;
+  std::optional<Error> refused;  // what is wrong with the arguments
+
+  size_t bytes() const { return kind == Kind::all_sum ? values.size_bytes() : view.bytes(); }
+  // Equal on two ranks when they made the same call.
+  uint64_t signature() const;
+};
+
+// "reduce_scatter 12 (3.1 MB)", for errors and traces.
+std::string describe(const Call& call);
+
+// Why a wait is given up before its deadline.
+enum class Stop : int { none, aborted, expired };
+
+// "rank 3 on n2"
+std::string describe_rank(const World& world, int rank);
+
+}  // namespace trainlaunch

@@ -1,0 +1,560 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "comm/comm.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "comm/route.h"
+#include "comm/sum.h"
+#include "ranks.h"
+
+using namespace trainlaunch;
+using trainlaunch::testing::Layout;
+using trainlaunch::testing::run_ranks;
+
+namespace {
+
+// Inside a rank: ends it with a text unless the condition holds.
+#define EXPECT(condition)                                                          \
+  do {                                                                             \
+    if (!(condition)) return "line " + std::to_string(__LINE__) + ": " #condition; \
+  } while (false)
+#define EXPECT_OK(result)                                                                    \
+  do {                                                                                       \
+    if (!(result)) return "line " + std::to_string(__LINE__) + ": " + (result).error().what; \
+  } while (false)
+
+Deadline soon() { return Deadline::in(Seconds(60)); }
+
+Deadline within(double seconds) { return Deadline::in(Seconds(seconds)); }
+
+// A number that anyone can make, of widely varying size, so that the order of a sum shows.
+float number(uint64_t set, int rank, int64_t i) {
+  uint64_t x = (set << 48) + (static_cast<uint64_t>(rank) << 40) + static_cast<uint64_t>(i);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;  // splitmix64
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  x ^= x >> 31;
+  const uint32_t exponent = 116 + static_cast<uint32_t>(x >> 40) % 24;
+  const uint32_t bits = (static_cast<uint32_t>(x) & 0x807fffff) | exponent << 23;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Random parts, some of them empty.
+Owners cut(uint64_t seed, int64_t count, int size) {
+  Owners owners;
+  owners.begin = {0, count};
+  for (int i = 1; i < size; ++i) {
+    const Philox r = philox(seed, {static_cast<uint32_t>(i), 1, 2, 3});
+    owners.begin.push_back(r[1] % 4 == 0 ? 0 : static_cast<int64_t>(r[0] % (count + 1)));
+  }
+  std::sort(owners.begin.begin(), owners.begin.end());
+  return owners;
+}
+
+// What the header promises: ranks in order within a node, then the nodes' sums in order.
+float documented_sum(const std::vector<std::vector<int>>& nodes, uint64_t set, int64_t i) {
+  float total = 0;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    float sum = number(set, nodes[n][0], i);
+    for (size_t k = 1; k < nodes[n].size(); ++k) sum += number(set, nodes[n][k], i);
+    total = n == 0 ? sum : total + sum;
+  }
+  return total;
+}
+
+std::vector<std::vector<int>> groups(const World& w, bool shared) {
+  std::vector<std::vector<int>> g;
+  for (int r = 0; r < w.size; ++r) {
+    if (r == 0 || !shared || w.node_of[r] != w.node_of[r - 1]) g.emplace_back();
+    g.back().push_back(r);
+  }
+  return g;
+}
+
+struct Case {
+  std::vector<int> per_node;
+  bool sockets;
+  const char* name;
+};
+const std::vector<Case> cases{
+    {{2}, true, "shared"},     {{3}, true, "shared"},        {{4}, true, "shared"},
+    {{1, 1}, true, "network"}, {{2, 2}, true, "network"},    {{2, 1}, true, "network"},
+    {{1, 2}, true, "network"}, {{1, 1, 2}, true, "network"}, {{2}, false, "network"}};
+
+std::string label(const Case& c) {
+  std::string text;
+  for (int n : c.per_node) text += (text.empty() ? "" : "+") + std::to_string(n);
+  return text + (c.sockets ? "" : " without sockets");
+}
+
+CommOptions options() {
+  CommOptions o;
+  o.timeout = Seconds(30);
+  o.interface = "lo";
+  return o;
+}
+
+void check_all_well(const std::vector<std::string>& results) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    CAPTURE(r);
+    CHECK(results[r] == "");
+  }
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("sums are taken in order") {
+  for (int inputs = 1; inputs <= 7; ++inputs) {
+    for (int64_t n : {0, 1, 5, 2048, 5000}) {
+      std::vector<std::vector<float>> data(inputs);
+      std::vector<const float*> in;
+      for (int k = 0; k < inputs; ++k) {
+        for (int64_t i = 0; i < n; ++i) data[k].push_back(number(1, k, i));
+        in.push_back(data[k].data());
+      }
+      std::vector<float> want;
+      for (int64_t i = 0; i < n; ++i) {
+        float s = data[0][i];
+        for (int k = 1; k < inputs; ++k) s += data[k][i];
+        want.push_back(s);
+      }
+      float* out = data[inputs / 2].data();  // in place of one of them
+      sum_in_order(out, in, n);
+      CHECK(std::equal(want.begin(), want.end(), out));
+    }
+  }
+}
+
+TEST_CASE("a world of one") {
+  auto control = [] {
+    static trainlaunch::testing::Board board;
+    return trainlaunch::testing::BoardControl(World(), board);
+  }();
+  auto comm = make_comm(control, {}, {});
+  REQUIRE(comm);
+  CHECK((*comm)->size() == 1);
+  CHECK((*comm)->name() == std::string("single"));
+  auto v = (*comm)->alloc("x", DType::f32, 10);
+  REQUIRE(v);
+  CHECK(v->as<float>()[9] == 0);
+  v->as<float>()[3] = 2.5f;
+  const Ticket t = (*comm)->reduce_scatter(*v, {{0, 10}}, DType::f32, Event());
+  CHECK((*comm)->wait(t, soon()));
+  CHECK(v->as<float>()[3] == 2.5f);
+  double x = 3;
+  CHECK((*comm)->all_sum({&x, 1}, soon()));
+  CHECK(x == 3);
+  CHECK_FALSE((*comm)->wait(t + 1, soon()));
+  (*comm)->abort();
+  CHECK_FALSE((*comm)->barrier(soon()));
+}
+
+TEST_CASE("reduce_scatter and all_gather give the documented bits") {
+  for (const Case& c : cases) {
+    CAPTURE(label(c));
+    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      EXPECT(comm.name() == std::string(c.name));
+      EXPECT(comm.rank() == w.rank);
+      EXPECT(comm.size() == w.size);
+
+      // The last one is used once, and needs more messages than are awaited at a time.
+      const std::vector<int64_t> sizes{1, 1000, 70'001, 1'400'000};
+      std::vector<View> views;
+      for (int64_t n : sizes) {
+        auto v = comm.alloc("buffer", DType::f32, n);
+        EXPECT_OK(v);
+        for (int64_t i = 0; i < n; ++i) EXPECT(v->template as<float>()[i] == 0);
+        views.push_back(*v);
+      }
+      const auto nodes = groups(w, c.sockets);
+      for (int round = 0; round < 3; ++round) {
+        std::vector<Owners> owners;
+        std::vector<Ticket> tickets;
+        const size_t used = round == 0 ? 4 : 3;
+        for (size_t b = 0; b < used; ++b) {
+          const uint64_t set = round * 10 + b;
+          owners.push_back(cut(set, sizes[b], w.size));
+          if (b == 3) std::fill(owners[b].begin.begin() + 1, owners[b].begin.end() - 1, 1000);
+          for (int64_t i = 0; i < sizes[b]; ++i)
+            views[b].template as<float>()[i] = number(set, w.rank, i);
+          tickets.push_back(comm.reduce_scatter(views[b], owners[b], DType::f32, Event()));
+        }
+        for (size_t b = used; b-- > 0;) {
+          const uint64_t set = round * 10 + b;
+          EXPECT_OK(comm.wait(tickets[b], soon()));
+          const float* mine = views[b].template as<float>();
+          const int64_t begin = owners[b].offset(w.rank), n = owners[b].count(w.rank);
+          for (int64_t i = begin; i < begin + n; ++i) {
+            EXPECT(mine[i] == documented_sum(nodes, set, i));
+            double exact = 0, size = 0;
+            for (int r = 0; r < w.size; ++r) {
+              exact += number(set, r, i);
+              size += std::abs(number(set, r, i));
+            }
+            EXPECT(std::abs(mine[i] - exact) <= 1e-6 * size);
+          }
+        }
+        for (size_t b = 0; b < used; ++b)
+          tickets[b] = comm.all_gather(views[b], owners[b], Event());
+        for (size_t b = 0; b < used; ++b) {
+          EXPECT_OK(comm.wait(tickets[b], soon()));
+          for (int64_t i = 0; i < sizes[b]; ++i)
+            EXPECT(views[b].template as<float>()[i] == documented_sum(nodes, round * 10 + b, i));
+        }
+      }
+      return std::string();
+    }));
+  }
+}
+
+TEST_CASE("a slice of a buffer is a buffer; all_gather takes any type") {
+  for (const Case& c : cases) {
+    CAPTURE(label(c));
+    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      auto bytes = comm.alloc("bytes", DType::u8, 999);
+      EXPECT_OK(bytes);
+      View part = bytes->slice(100, 301);
+      const Owners owners = cut(3, 301, w.size);
+      std::memset(bytes->p, 0xee, 999);
+      for (int64_t i = 0; i < owners.count(w.rank); ++i)
+        part.template as<uint8_t>()[owners.offset(w.rank) + i] = static_cast<uint8_t>(w.rank + i);
+      EXPECT_OK(comm.wait(comm.all_gather(part, owners, Event()), soon()));
+      for (int r = 0; r < w.size; ++r)
+        for (int64_t i = 0; i < owners.count(r); ++i)
+          EXPECT(part.template as<uint8_t>()[owners.offset(r) + i] == static_cast<uint8_t>(r + i));
+      EXPECT(bytes->template as<uint8_t>()[99] == 0xee);
+      EXPECT(bytes->template as<uint8_t>()[401] == 0xee);
+      return std::string();
+    }));
+  }
+}
+
+TEST_CASE("sums, broadcasts and barriers") {
+  for (const Case& c : cases) {
+    CAPTURE(label(c));
+    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      for (size_t n : {1ul, 3ul, 50'000ul}) {
+        std::vector<double> x(n);
+        for (size_t i = 0; i < n; ++i) x[i] = number(n, w.rank, static_cast<int64_t>(i)) / 3.0;
+        EXPECT_OK(comm.all_sum(x, soon()));
+        for (size_t i = 0; i < n; ++i) {
+          double want = number(n, 0, static_cast<int64_t>(i)) / 3.0;
+          for (int r = 1; r < w.size; ++r) want += number(n, r, static_cast<int64_t>(i)) / 3.0;
+          EXPECT(x[i] == want);
+        }
+      }
+      for (int root = 0; root < w.size; ++root) {
+        for (int64_t n : {0, 1, 1'000'003}) {
+          std::vector<uint8_t> data(n, static_cast<uint8_t>(w.rank == root ? 1 : 0));
+          if (w.rank == root)
+            for (int64_t i = 0; i < n; ++i) data[i] = static_cast<uint8_t>(i * 7 + root);
+          EXPECT_OK(comm.broadcast(View(data.data(), DType::u8, {n}), root, soon()));
+          for (int64_t i = 0; i < n; ++i) EXPECT(data[i] == static_cast<uint8_t>(i * 7 + root));
+        }
+      }
+      for (int i = 0; i < 20; ++i) EXPECT_OK(comm.barrier(soon()));
+      return std::string();
+    }));
+  }
+}
+
+// A buffer is written to again as soon as its ticket was waited for, while others may lag behind.
+TEST_CASE("nobody reads a buffer that was handed back") {
+  const std::vector<Layout> layouts{{{2}}, {{4}, true, 2}, {{4}, true, 1}, {{2, 2}, true, 2}};
+  for (const Layout& layout : layouts) {
+    check_all_well(run_ranks(layout, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      constexpr int64_t n = 5000;
+      const Owners even = cut(5, n, w.size);
+      std::vector<View> views;
+      for (int b = 0; b < 3; ++b) {
+        auto v = comm.alloc("buffer", DType::f32, n);
+        EXPECT_OK(v);
+        views.push_back(*v);
+      }
+      for (int round = 0; round < 150; ++round) {
+        std::vector<Ticket> tickets;
+        for (View& v : views) {
+          std::fill_n(v.template as<float>(), n, static_cast<float>(round + w.rank));
+          tickets.push_back(comm.reduce_scatter(v, even, DType::f32, Event()));
+        }
+        for (size_t b = 0; b < views.size(); ++b) {
+          float* x = views[b].template as<float>();
+          EXPECT_OK(comm.wait(tickets[b], soon()));
+          const float want = static_cast<float>(w.size * round + w.size * (w.size - 1) / 2);
+          for (int64_t i = even.begin[w.rank]; i < even.begin[w.rank + 1]; ++i)
+            EXPECT(x[i] == want);
+          std::fill_n(x, n, -1.0f);
+          std::fill_n(x + even.begin[w.rank], even.count(w.rank), static_cast<float>(w.rank));
+          tickets[b] = comm.all_gather(views[b], even, Event());
+        }
+        for (size_t b = 0; b < views.size(); ++b) {
+          EXPECT_OK(comm.wait(tickets[b], soon()));
+          for (int r = 0; r < w.size; ++r)
+            for (int64_t i = even.begin[r]; i < even.begin[r + 1]; ++i)
+              EXPECT(views[b].template as<float>()[i] == static_cast<float>(r));
+        }
+      }
+      return std::string();
+    }));
+  }
+}
+
+TEST_CASE("what moved is counted, and traced") {
+  check_all_well(run_ranks({{2, 2}}, [&](Control& control, const auto& sockets) {
+    const World& w = control.world();
+    Trace trace(w.rank);
+    CommOptions o = options();
+    o.trace = &trace;
+    auto made = make_comm(control, sockets, o);
+    EXPECT_OK(made);
+    Comm& comm = **made;
+    auto v = comm.alloc("x", DType::f32, 4000);
+    EXPECT_OK(v);
+    const Owners owners{{0, 1000, 2000, 3000, 4000}};
+    EXPECT_OK(comm.wait(comm.reduce_scatter(*v, owners, DType::f32, Event()), soon()));
+    // One partial sum to and from the other node; one of two parts of the node-mate's memory each.
+    EXPECT(comm.moved().sent == 4000);
+    EXPECT(comm.moved().received == 4000);
+    EXPECT(comm.moved().shared == 8000);
+    EXPECT_OK(comm.wait(comm.all_gather(*v, owners, Event()), soon()));
+    EXPECT(comm.moved().sent == 8000);
+    EXPECT(comm.moved().received == 8000);
+    EXPECT(comm.moved().shared == 16000);
+
+    const std::string path = "/tmp/comm_test." + std::to_string(getpid()) + ".json";
+    EXPECT_OK(trace.write(path));
+    std::stringstream text;
+    text << std::ifstream(path).rdbuf();
+    unlink(path.c_str());
+    EXPECT(has(text.str(), "reduce_scatter 1 (16.0 kB)"));
+    EXPECT(has(text.str(), "all_gather 2 (16.0 kB)"));
+    return std::string();
+  }));
+}
+
+TEST_CASE("a killed rank is named by its neighbours, and nobody hangs") {
+  struct Kill {
+    std::vector<int> per_node;
+    std::vector<int> witnesses;  // who is told directly
+  };
+  for (const Kill& k : {Kill{{2}, {0}}, Kill{{3}, {0, 2}}, Kill{{1, 1}, {0}}, Kill{{2, 2}, {0}}}) {
+    const auto results = run_ranks({k.per_node}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      auto v = comm.alloc("x", DType::f32, 100'000);
+      EXPECT_OK(v);
+      const Owners owners = [&] {
+        Owners even;
+        for (int r = 0; r <= w.size; ++r) even.begin.push_back(100'000 * r / w.size);
+        return even;
+      }();
+      EXPECT_OK(comm.barrier(soon()));
+      if (w.rank == 1) raise(SIGKILL);
+      const auto start = Clock::now();
+      Status s = comm.wait(comm.reduce_scatter(*v, owners, DType::f32, Event()), soon());
+      EXPECT(!s);
+      EXPECT(Clock::now() - start < std::chrono::seconds(10));
+      Status later = comm.barrier(soon());
+      EXPECT(!later);
+      EXPECT(later.error().what == s.error().what);
+      return s.error().what;
+    });
+    for (size_t r = 0; r < results.size(); ++r) {
+      CAPTURE(r);
+      CAPTURE(results[r]);
+      if (r == 1) {
+        CHECK(results[r] == "signal 9");
+        continue;
+      }
+      CHECK(has(results[r], "reduce_scatter"));
+      if (std::find(k.witnesses.begin(), k.witnesses.end(), r) != k.witnesses.end())
+        CHECK(has(results[r], "rank 1 on n"));
+    }
+  }
+}
+
+TEST_CASE("a deadline that passes names who is late") {
+  for (const std::vector<int>& per_node : {std::vector{2}, std::vector{1, 1}}) {
+    const auto results = run_ranks({per_node}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      auto v = comm.alloc("x", DType::f32, 1000);
+      EXPECT_OK(v);
+      EXPECT_OK(comm.barrier(soon()));
+      if (w.rank == 1) {
+        // Late; what it finds then is a communicator that has failed.
+        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        const Ticket t = comm.reduce_scatter(*v, {{0, 500, 1000}}, DType::f32, Event());
+        EXPECT(!comm.wait(t, soon()));
+        return std::string();
+      }
+      const Ticket t = comm.reduce_scatter(*v, {{0, 500, 1000}}, DType::f32, Event());
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it runs in the background
+      const auto start = Clock::now();
+      Status s = comm.wait(t, within(0.2));
+      EXPECT(!s);
+      EXPECT(Clock::now() - start < std::chrono::seconds(5));
+      EXPECT(has(s.error().what, "timed out waiting for rank 1 on n"));
+      return std::string();
+    });
+    check_all_well(results);
+  }
+}
+
+TEST_CASE("abort() unblocks this rank and its peers") {
+  for (const std::vector<int>& per_node : {std::vector{3}, std::vector{1, 1}, std::vector{2, 1}}) {
+    check_all_well(run_ranks({per_node}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      EXPECT_OK(comm.barrier(soon()));
+      if (w.rank == w.size - 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        comm.abort();
+        Status s = comm.barrier(soon());
+        EXPECT(!s);
+        EXPECT(has(s.error().what, "aborted"));
+        return std::string();
+      }
+      std::thread other;
+      if (w.rank == 0 && w.size > 2)
+        other = std::thread([&] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          comm.abort();
+        });
+      const auto start = Clock::now();
+      EXPECT(!comm.barrier(soon()));
+      EXPECT(Clock::now() - start < std::chrono::seconds(5));
+      if (other.joinable()) other.join();
+      return std::string();
+    }));
+  }
+}
+
+TEST_CASE("different calls are noticed") {
+  const auto results = run_ranks({{2}}, [&](Control& control, const auto& sockets) {
+    auto made = make_comm(control, sockets, options());
+    EXPECT_OK(made);
+    Comm& comm = **made;
+    auto v = comm.alloc("x", DType::f32, 100);
+    EXPECT_OK(v);
+    const Owners owners{{0, 50, 100}};
+    const Ticket t = control.world().rank == 0
+                         ? comm.reduce_scatter(*v, owners, DType::f32, Event())
+                         : comm.all_gather(*v, owners, Event());
+    Status s = comm.wait(t, soon());
+    EXPECT(!s);
+    return s.error().what;
+  });
+  CHECK((has(results[0], "same calls") || has(results[0], "rank 1 on n1 failed")));
+  CHECK((has(results[1], "same calls") || has(results[1], "rank 0 on n1 failed")));
+}
+
+TEST_CASE("wrong arguments are errors") {
+  using Wrong = std::function<Ticket(Comm&, View)>;
+  const std::vector<std::pair<Wrong, std::string>> wrongs{
+      {[](Comm& c, View v) {
+         return c.all_gather(v, {{0, 50}}, Event());
+       },
+       "owners"},
+      {[](Comm& c, View v) {
+         return c.all_gather(v, {{0, 50, 99}}, Event());
+       },
+       "owners"},
+      {[](Comm& c, View v) {
+         return c.all_gather(v, {{0, 150, 100}}, Event());
+       },
+       "owners"},
+      {[](Comm& c, View v) {
+         return c.reduce_scatter(v, {{0, 50, 100}}, DType::bf16, Event());
+       },
+       "f32"},
+      {[](Comm& c, View) {
+         static std::vector<float> elsewhere(100);
+         return c.all_gather(View(elsewhere.data(), DType::f32, {100}), {{0, 50, 100}}, Event());
+       },
+       "not in memory of this communicator"}};
+  for (const auto& [wrong, text] : wrongs) {
+    check_all_well(run_ranks({{2}}, [&](Control& control, const auto& sockets) {
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      auto v = (*made)->alloc("x", DType::f32, 100);
+      EXPECT_OK(v);
+      Status s = (*made)->wait(wrong(**made, *v), soon());
+      EXPECT(!s);
+      EXPECT(has(s.error().what, text));
+      return std::string();
+    }));
+  }
+}
+
+TEST_CASE("ranks that ask for different memory are told") {
+  const auto results = run_ranks({{2}}, [&](Control& control, const auto& sockets) {
+    auto made = make_comm(control, sockets, options());
+    EXPECT_OK(made);
+    auto v = (*made)->alloc("weights", DType::f32, 100 + control.world().rank);
+    EXPECT(!v);
+    return v.error().what;
+  });
+  CHECK(results[0] == "memory for weights: rank 1 on n1: it asked for another size");
+  CHECK(results[1] == "memory for weights: rank 0 on n1: it asked for another size");
+}
+
+TEST_CASE("two communicators in turn") {
+  check_all_well(run_ranks({{2, 1}}, [&](Control& control, const auto& sockets) {
+    for (int i = 0; i < 2; ++i) {
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      double x = 1;
+      EXPECT_OK((*made)->all_sum({&x, 1}, soon()));
+      EXPECT(x == 3);
+    }
+    return std::string();
+  }));
+}
+
+TEST_CASE("the address to use") {
+  const std::vector<Address> own{{"lo", "127.0.0.1"}, {"eth7", "192.0.2.1"}};
+  CHECK(choose_address("eth7", own, {}).value() == "192.0.2.1");
+  auto none = choose_address("eth9", own, {});
+  REQUIRE_FALSE(none);
+  CHECK(none.error().what == "interface eth9 has no address here; there are: lo eth7");
+  // The peer has the same addresses: the same network stack, so loopback leads there.
+  CHECK(choose_address("", own, {"127.0.0.1", "192.0.2.1"}).value() == "127.0.0.1");
+  // Another loopback address is reached from the interface lo.
+  CHECK(choose_address("", {{"lo", "127.0.0.1"}}, {"127.0.0.9"}).value() == "127.0.0.1");
+}
