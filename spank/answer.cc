@@ -134,7 +134,7 @@ bool Answer::read(char* text, size_t size, unsigned ranks, Reason& why) {
     }
   }
   if (at != tail) return bad("cut short");
-  if (opened != ranks) {
+  if (opened != 0 && opened != ranks) {
     why.set("the planner answered for ", opened, " ranks of ", ranks);
     return false;
   }
@@ -155,17 +155,9 @@ std::string_view Answer::rank(unsigned i) const {
   return {begin, static_cast<size_t>(ranks_.data() + ranks_.size() - begin)};
 }
 
-bool Answer::next_line(std::string_view& rest, Line& line) {
-  while (next_part(rest, '\n', line.text)) {
-    if (take(line.text, "say ")) {
-      line.kind = Line::say;
-      return true;
-    }
-    if (take(line.text, "warn ")) {
-      line.kind = Line::warn;
-      return true;
-    }
-  }
+bool Answer::next_text(std::string_view& rest, std::string_view& text) {
+  while (next_part(rest, '\n', text))
+    if (take(text, "say ") || take(text, "warn ")) return true;
   return false;
 }
 

@@ -51,11 +51,6 @@ struct RankPlan {
   size_t variable_count = 0;
 };
 
-struct Line {
-  enum Kind { say, warn } kind;
-  std::string_view text;
-};
-
 class Answer {
  public:
   // Checks `size` bytes of `text`, the answer for `ranks` local ranks, replacing control characters
@@ -63,11 +58,13 @@ class Answer {
   // refusal, with the reason.
   bool read(char* text, size_t size, unsigned ranks, Reason& why);
 
+  // An answer for no rank at all is a plan too: to leave everything alone.
+  bool empty() const { return ranks_.empty(); }
   std::string_view digest() const { return digest_; }
-  // The next printed line of the node, or of one rank; start with `rest` from node() or rank().
+  // What is to be printed for the node, or by one rank: start with `rest` from node() or rank().
   std::string_view node() const { return node_; }
   std::string_view rank(unsigned i) const;
-  static bool next_line(std::string_view& rest, Line& line);
+  static bool next_text(std::string_view& rest, std::string_view& text);
   RankPlan plan(unsigned i) const;
 
  private:

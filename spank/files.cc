@@ -99,11 +99,12 @@ bool read_key(std::string_view key, std::string_view value, Site& site) {
 
 }  // namespace
 
-bool read_site(const char* path, Site& site, Reason& why) {
-  File file(path, read_flags);
+bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
+  File file(path, read_flags | O_NOFOLLOW);
   if (!file) {
-    if (errno == ENOENT || errno == ENOTDIR) return true;
-    why.set(path, ": ", strerrordesc_np(errno), "; every user must be able to read it");
+    if (errno == ENOENT && !must_exist) return true;
+    why.set(path, ": ", errno == ELOOP ? "is a symbolic link" : strerrordesc_np(errno),
+            "; it must be a file that every user can read");
     return false;
   }
   if (!trusted(file.fd(), path, why)) return false;
@@ -117,9 +118,10 @@ bool read_site(const char* path, Site& site, Reason& why) {
   site.there = true;
   std::string_view rest(text, static_cast<size_t>(n)), line;
   for (long number = 1; next_part(rest, '\n', line); ++number) {
-    line = trim(line);
+    std::string_view comment = line;
+    if (!next_part(comment, '#', line)) continue;
     const size_t equals = line.find('=');
-    if (line.empty() || line.front() == '#' || equals == std::string_view::npos) continue;
+    if (equals == std::string_view::npos) continue;
     const std::string_view key = trim({line.data(), equals});
     const std::string_view value = trim({line.data() + equals + 1, line.size() - equals - 1});
     if (read_key(key, value, site)) continue;

@@ -16,8 +16,9 @@ struct Site {
   bool there = false;  // without the file the defaults hold
 };
 
-// False if there is a file but it cannot be trusted or read, or one of these keys has no meaning.
-bool read_site(const char* path, Site& site, Reason& why);
+// False if the file cannot be trusted or read, is missing though it `must_exist`, or gives one of
+// these keys no meaning.
+bool read_site(const char* path, bool must_exist, Site& site, Reason& why);
 
 // Only the owner of the daemon (root) can change this program: it and every directory above it
 // belong to root and nobody else may write there.

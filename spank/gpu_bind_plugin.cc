@@ -39,7 +39,8 @@ namespace {
 // What one process of Slurm remembers from one hook to the next.
 struct State {
   const char* planner = TL_LIBEXECDIR "/gpu-bind";
-  const char* config = TL_SYSCONFDIR "/gpu-bind.conf";
+  const char* config = TL_SYSCONFDIR "/slurm/gpu-bind.conf";
+  bool config_named = false;  // in plugstack.conf: then it must be there
   Options options;
   bool strict = false;
   Asked asked;
@@ -74,12 +75,14 @@ bool has_env(spank_t sp, const char* name) {
 void read_arguments(int argc, char** argv) {
   for (int i = 0; i < argc; ++i) {
     std::string_view arg = argv[i];
-    if (take(arg, "planner="))
+    if (take(arg, "planner=")) {
       state.planner = arg.data();
-    else if (take(arg, "config="))
+    } else if (take(arg, "config=")) {
       state.config = arg.data();
-    else
+      state.config_named = true;
+    } else {
       keep_error(Reason().set("plugstack.conf: ", arg, ": use planner=PATH or config=PATH"));
+    }
   }
 }
 
@@ -311,15 +314,10 @@ void ask_planner(spank_t sp, const Site& site, bool requested) {
   state.planned = true;
 }
 
-void tell(const char* prefix, std::string_view text) {
-  slurm_spank_log("%s%.*s", prefix, static_cast<int>(text.size()), text.data());
-}
-
 void tell_node() {
-  std::string_view rest = state.answer.node();
-  Line line;
-  while (Answer::next_line(rest, line))
-    tell(line.kind == Line::warn ? "gpu-bind: warning: " : "", line.text);
+  std::string_view rest = state.answer.node(), text;
+  while (Answer::next_text(rest, text))
+    slurm_spank_log("%.*s", static_cast<int>(text.size()), text.data());
 }
 
 // Once for each job step, not once for each of its nodes.
@@ -339,7 +337,7 @@ void plan_step(spank_t sp) {
   const bool requested = state.options.any();
   Site site;
   Reason why;
-  if (!read_site(state.config, site, why)) {
+  if (!read_site(state.config, state.config_named, site, why)) {
     if (!requested) {
       slurm_info("gpu-bind: %s", why.c_str());  // the node's log; nobody asked
       return;
@@ -446,6 +444,7 @@ void bind_rank(spank_t sp) {
     if (id == 0) stop(state.error);
     _exit(1);
   }
+  if (state.answer.empty()) return;
   if (slurm_chose_gpus(sp)) {
     why.set(
         "Slurm chose GPUs for each task (--gpus-per-task or --gpu-bind), which the plan does not "
@@ -463,9 +462,8 @@ void bind_rank(spank_t sp) {
   if (state.strict && !bound_mems) stop(mems);
   set_variables(sp, plan);
 
-  Line line;
-  std::string_view rest = state.answer.rank(static_cast<unsigned>(id));
-  while (Answer::next_line(rest, line)) tell_rank(line.text);
+  std::string_view rest = state.answer.rank(static_cast<unsigned>(id)), text;
+  while (Answer::next_text(rest, text)) tell_rank(text);
   Fixed<16> number;
   number += static_cast<long>(id);
   for (const Reason* r : {&cpus, &mems})

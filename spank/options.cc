@@ -5,15 +5,12 @@ namespace {
 
 constexpr OptionInfo table[option_count] = {
     {"gpu-bind-policy", "GPU_BIND_POLICY", "POLICY",
-     "which GPU each rank gets, and with it its cores, memory and NIC: auto, closest, "
-     "map:<gpu list>, off; help explains",
-     "auto, closest, map:<gpu list>, off or help",
+     "which GPU each rank gets, and with it its cores, memory and NIC: auto, off; help explains",
+     "auto, off or help",
      "--gpu-bind-policy=POLICY (GPU_BIND_POLICY): which GPU each rank gets\n"
-     "  auto            rank i of a node on GPU i in PCI order, so that rails line up across\n"
-     "                  nodes; cores, memory and NIC follow the GPU (the default when binding)\n"
-     "  closest         the GPUs nearest to the cores that Slurm gave the rank\n"
-     "  map:<gpu list>  rank i on the i-th GPU of the list, for example map:3,2,1,0\n"
-     "  off             bind nothing, set nothing\n"},
+     "  auto  rank i of a node on GPU i in PCI order, so that rails line up across nodes;\n"
+     "        cores, memory and NIC follow the GPU (the default when binding)\n"
+     "  off   bind nothing, set nothing\n"},
     {"gpu-bind-visible", "GPU_BIND_VISIBLE", "WHICH",
      "the GPUs a rank sees: ordered, own, auto; help explains", "ordered, own, auto or help",
      "--gpu-bind-visible=WHICH (GPU_BIND_VISIBLE): the GPUs a rank sees\n"
@@ -95,7 +92,7 @@ bool valid_option(int id, std::string_view value) {
   if (value.empty() || value.size() >= Options::max_value) return false;
   switch (id) {
     case policy:
-      return one_of(value, "auto closest off") || (take(value, "map:") && is_list(value));
+      return one_of(value, "auto off");
     case visible:
       return one_of(value, "ordered own auto");
     case cpu:

@@ -81,9 +81,10 @@ Status set_nic(Settings& s, std::string_view value) {
 Status set_timeout(Settings& s, std::string_view value) {
   int ms = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), ms);
-  if (error != std::errc() || end != value.data() + value.size() || ms < 1 || ms > 10000)
-    return fail("timeout-ms=" + std::string(value.substr(0, 80)) + ": use 1 to 10000",
-                exit_code::usage);
+  if (error != std::errc() || end != value.data() + value.size() || ms < 50 || ms > 60000)
+    return fail(
+        "timeout-ms=" + std::string(value.substr(0, 80)) + ": use milliseconds, 50 to 60000",
+        exit_code::usage);
   s.timeout_ms = ms;
   return {};
 }

@@ -21,7 +21,7 @@ struct Settings {
   bool strict = false;
   std::string topology;        // a file that replaces the live machine
   bool topology_check = true;  // only if its CPUs are this machine's
-  int timeout_ms = 500;        // for the name of one peer to resolve
+  int timeout_ms = 2000;       // for the whole answer; the plugin ends what takes longer
 };
 
 inline constexpr const char* default_config = TL_SYSCONFDIR "/slurm/gpu-bind.conf";
