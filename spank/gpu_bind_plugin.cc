@@ -359,8 +359,8 @@ void plan_step(spank_t sp) {
   if (state.planned)
     tell_node();
   else if (!state.strict)
-    slurm_spank_log("gpu-bind: warning: %s: ranks stay as Slurm started them: %s",
-                    node_name(sp).c_str(), state.error.c_str());
+    slurm_spank_log("gpu-bind: %s: ranks stay as Slurm started them: %s", node_name(sp).c_str(),
+                    state.error.c_str());
 }
 
 // --- One rank. ---
@@ -372,10 +372,23 @@ void tell_rank(std::string_view text) {
   if (write(STDERR_FILENO, line.c_str(), line.view().size()) < 0) return;
 }
 
-[[noreturn]] void stop(const Reason& why) {
-  Reason line;
-  line.set("gpu-bind: error: ", why.view());
+// With the name of the node, and of the rank if it is one rank's own affair.
+void tell_reason(spank_t sp, int rank, std::string_view what, const Reason& why) {
+  Fixed<1024> line;
+  line.set("gpu-bind: ", node_name(sp).view());
+  if (rank >= 0) {
+    line += " rank ";
+    line += static_cast<long>(rank);
+    line += " (local)";
+  }
+  line += ": ";
+  line += what;
+  line += why.view();
   tell_rank(line.view());
+}
+
+[[noreturn]] void stop(spank_t sp, int rank, const Reason& why) {
+  tell_reason(sp, rank, "job step stopped: ", why);
   _exit(1);  // a forked child of slurmstepd; what a hook returns would be swallowed
 }
 
@@ -436,21 +449,22 @@ bool slurm_chose_gpus(spank_t sp) {
 }
 
 void bind_rank(spank_t sp) {
+  constexpr int whole_node = -1;
   int id = 0;
   if (spank_get_item(sp, S_TASK_ID, &id) != ESPANK_SUCCESS || id < 0) return;
-  Reason why;
   if (!state.planned) {
     if (!state.strict || state.error.empty()) return;
-    if (id == 0) stop(state.error);
-    _exit(1);
+    if (id == 0) stop(sp, whole_node, state.error);
+    _exit(1);  // rank 0 says why
   }
   if (state.answer.empty()) return;
   if (slurm_chose_gpus(sp)) {
+    Reason why;
     why.set(
         "Slurm chose GPUs for each task (--gpus-per-task or --gpu-bind), which the plan does not "
         "know; use --gpus-per-node");
-    if (state.strict) stop(why);
-    if (id == 0) tell_rank(Reason().set("gpu-bind: warning: not bound: ", why.view()).view());
+    if (state.strict) stop(sp, id, why);
+    if (id == 0) tell_reason(sp, whole_node, "ranks stay as Slurm started them: ", why);
     return;
   }
 
@@ -458,18 +472,14 @@ void bind_rank(spank_t sp) {
   Reason cpus, mems;
   const bool bound_cpus = !plan.has_cpus || apply_cpus(plan.cpus, cpus);
   const bool bound_mems = apply_mems(plan.mem_policy, plan.mems, mems);
-  if (state.strict && !bound_cpus) stop(cpus);
-  if (state.strict && !bound_mems) stop(mems);
+  if (state.strict && !bound_cpus) stop(sp, id, cpus);
+  if (state.strict && !bound_mems) stop(sp, id, mems);
   set_variables(sp, plan);
 
   std::string_view rest = state.answer.rank(static_cast<unsigned>(id)), text;
   while (Answer::next_text(rest, text)) tell_rank(text);
-  Fixed<16> number;
-  number += static_cast<long>(id);
-  for (const Reason* r : {&cpus, &mems})
-    if (!r->empty())
-      tell_rank(
-          Reason().set("gpu-bind: warning: local rank ", number.view(), ": ", r->view()).view());
+  if (!bound_cpus) tell_reason(sp, id, "", cpus);
+  if (!bound_mems) tell_reason(sp, id, "", mems);
 }
 
 }  // namespace
