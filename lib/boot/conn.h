@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "base/file.h"
 #include "base/result.h"
 #include "boot/auth.h"
-#include "base/file.h"
 #include "boot/message.h"
 
 namespace trainlaunch {

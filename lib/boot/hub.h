@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "base/time.h"
 #include "boot/auth.h"
 #include "boot/boot.h"
-#include "base/file.h"
 
 namespace trainlaunch {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "base/result.h"
 #include "base/time.h"
-#include "base/file.h"
 
 namespace trainlaunch {
 

@@ -49,12 +49,16 @@ void on_fence(pmix_status_t status, void* data) {
 
 class Pmix final : public Bootstrap {
  public:
-  Status init(const Environment& env, Deadline deadline) {
+  Status connect(Deadline deadline) {
     auto me = std::make_shared<pmix_proc_t>();
     auto status = within(deadline, "init", [me] { return PMIx_Init(me.get(), nullptr, 0); });
     if (!status) return forward(status);
     if (*status != PMIX_SUCCESS) return fail_pmix("init", *status);
     me_ = *me;
+    return {};
+  }
+
+  Status learn_world(const Environment& env) {
     auto size = job_size();
     if (!size) return forward(size);
     if (Status s = check_world(env, me_.nspace, *size); !s) return s;
@@ -178,7 +182,12 @@ class Pmix final : public Bootstrap {
 
 Result<std::unique_ptr<Bootstrap>> make_pmix_bootstrap(const Environment& env, Deadline deadline) {
   auto p = std::make_unique<Pmix>();
-  if (Status s = p->init(env, deadline); !s) return forward(s);
+  if (Status s = p->connect(deadline); !s) return forward(s);
+  if (Status s = p->learn_world(env); !s) {
+    // A client that ends without taking leave is a crash to the server, with a code of its own.
+    (void)p->finalize(Deadline::in(Seconds(5)));
+    return forward(s);
+  }
   return p;
 }
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "boot/bootstrap.h"
 #include "base/file.h"
+#include "boot/bootstrap.h"
 #include "boot/hub.h"
 #include "boot/link.h"
 

@@ -1,0 +1,23 @@
+// The sub-commands of train-launch, one file each. Each takes the arguments after its name and
+// returns the exit code, or an Error whose text is printed for it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace trainlaunch {
+
+struct Invocation {
+  std::vector<std::string> words;      // the whole command line
+  std::vector<std::string> arguments;  // after the sub-command's name
+  std::vector<int> given;              // descriptors that were open at the start
+};
+
+Result<int> run_exec(const Invocation& call);
+
+// True when the help text is what is asked for: --help or -h before any "--".
+bool wants_help(const std::vector<std::string>& arguments);
+
+}  // namespace trainlaunch

@@ -1,0 +1,70 @@
+// train-launch: sub-commands, and what is common to all of them.
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "boot/bootstrap.h"
+#include "config.h"
+#include "launcher/commands.h"
+#include "launcher/supervisor.h"
+#include "launcher/worker_process.h"
+
+namespace trainlaunch {
+namespace {
+
+constexpr const char* help = R"(usage: train-launch COMMAND [ARGUMENT...]
+
+  exec -- COMMAND  run any command in every task, as one whole
+
+Under Slurm start it with: srun --mpi=pmix train-launch ...
+Each command has a --help. train-launch(1) has the exit codes.
+)";
+
+int run(Invocation call) {
+  if (call.words.size() < 2) {
+    say("no command; see train-launch --help");
+    return exit_code::usage;
+  }
+  const std::string name = call.words[1];
+  if (name == "--help" || name == "-h") {
+    std::fputs(help, stdout);
+    return exit_code::done;
+  }
+  if (name == "--version") {
+    std::puts(PACKAGE_STRING);
+    return exit_code::done;
+  }
+  const std::map<std::string, Result<int> (*)(const Invocation&)> commands{{"exec", run_exec}};
+  const auto command = commands.find(name);
+  if (command == commands.end()) {
+    say("no command '" + name + "'; see train-launch --help");
+    return exit_code::usage;
+  }
+  call.arguments.assign(call.words.begin() + 2, call.words.end());
+  const auto code = command->second(call);
+  if (code) return *code;
+  // Wrong usage is the same in every task: one line is enough.
+  if (code.error().exit != exit_code::usage || presumed_rank(system_environment) == 0)
+    say(code.error().what);
+  return code.error().exit;
+}
+
+}  // namespace
+
+bool wants_help(const std::vector<std::string>& arguments) {
+  for (const std::string& a : arguments) {
+    if (a == "--") return false;
+    if (a == "--help" || a == "-h") return true;
+  }
+  return false;
+}
+
+}  // namespace trainlaunch
+
+int main(int argc, char** argv) {
+  trainlaunch::Invocation call;
+  call.given = trainlaunch::open_descriptors();
+  call.words.assign(argv, argv + argc);
+  return trainlaunch::run(std::move(call));
+}

@@ -1,0 +1,299 @@
+#include "launcher/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+namespace po = boost::program_options;
+
+namespace trainlaunch {
+namespace {
+
+constexpr int64_t any = std::numeric_limits<int64_t>::max();
+constexpr int64_t any_int = std::numeric_limits<int>::max();
+constexpr double infinite = std::numeric_limits<double>::infinity();
+
+bool is_whole(const std::string& text, int64_t& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool is_real(const std::string& text, double& out) {
+  char* end = nullptr;
+  out = std::strtod(text.c_str(), &end);
+  return !text.empty() && *end == '\0' && std::isfinite(out);
+}
+
+std::string shortest(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", x);
+  return text;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i)
+    out += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  return out;
+}
+
+std::string trimmed(const std::string& line) {
+  const auto first = line.find_first_not_of(" \t\r");
+  if (first == std::string::npos) return "";
+  return line.substr(first, line.find_last_not_of(" \t\r") - first + 1);
+}
+
+// Levenshtein's distance: how many letters differ.
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
+    }
+  }
+  return row[b.size()];
+}
+
+tl::unexpected<Error> wrong(std::string what) { return fail(std::move(what), exit_code::usage); }
+
+}  // namespace
+
+void OptionTable::group(const std::string& caption) { groups_.emplace_back(caption); }
+
+void OptionTable::add(const std::string& name, Check check, const std::string& start,
+                      const std::string& help, std::function<void(const std::string&)> set,
+                      const std::string& argument) {
+  auto* value = po::value<std::string>()->notifier(std::move(set));
+  if (!start.empty()) value->default_value(start);
+  if (!argument.empty()) value->value_name(argument);
+  groups_.back().add_options()(name.c_str(), value, help.c_str());
+  checks_[name] = std::move(check);
+}
+
+void OptionTable::real(const std::string& name, double* target, double lo, double hi,
+                       const std::string& help) {
+  const auto check = [lo, hi](const std::string& text) -> std::string {
+    double x = 0;
+    if (is_real(text, x) && x >= lo && x <= hi) return "";
+    return hi == infinite ? "must be a number, at least " + shortest(lo)
+                          : "must be a number from " + shortest(lo) + " to " + shortest(hi);
+  };
+  add(name, check, shortest(*target), help,
+      [target](const std::string& text) { (void)is_real(text, *target); });
+}
+
+void OptionTable::text(const std::string& name, std::string* target, const std::string& help) {
+  add(name, {}, *target, help, [target](const std::string& t) { *target = t; });
+}
+
+void OptionTable::flag(const std::string& name, bool* target, const std::string& help) {
+  groups_.back().add_options()(name.c_str(), po::bool_switch(target), help.c_str());
+}
+
+void OptionTable::word_or_number(const std::string& name, std::string* target,
+                                 const std::vector<std::string>& words, const std::string& help) {
+  const auto check = [words](const std::string& text) -> std::string {
+    int64_t n = 0;
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    if (is_whole(text, n) && n >= 0) return "";
+    return "must be " + joined(words) + " or a whole number";
+  };
+  add(name, check, *target, help, [target](const std::string& t) { *target = t; });
+}
+
+void OptionTable::optional_number(const std::string& name, std::optional<uint64_t>* target,
+                                  const std::string& help) {
+  add(name, whole_in(0, any), "", help,
+      [target](const std::string& text) { *target = static_cast<uint64_t>(std::stoull(text)); });
+}
+
+void OptionTable::positional(const std::string& what, std::string* target) {
+  positionals_.emplace_back(what, target);
+}
+
+OptionTable::Check OptionTable::whole_in(int64_t lo, int64_t hi) {
+  return [lo, hi](const std::string& text) -> std::string {
+    int64_t n = 0;
+    if (is_whole(text, n) && n >= lo && n <= hi) return "";
+    return hi == any
+               ? "must be a whole number, at least " + std::to_string(lo)
+               : "must be a whole number from " + std::to_string(lo) + " to " + std::to_string(hi);
+  };
+}
+
+OptionTable::Check OptionTable::one_of(std::vector<std::string> words) {
+  return [words = std::move(words)](const std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    return "must be " + joined(words);
+  };
+}
+
+Status OptionTable::check(const std::string& name, const std::vector<std::string>& values,
+                          const std::string& where) const {
+  const auto it = checks_.find(name);
+  if (it == checks_.end() || !it->second || values.empty()) return {};
+  const std::string complaint = it->second(values.front());
+  if (complaint.empty()) return {};
+  return wrong(where + name + " " + complaint + ", not '" + values.front() + "'");
+}
+
+tl::unexpected<Error> OptionTable::unknown(const std::string& where, const std::string& name,
+                                           std::string_view dashes) const {
+  std::string best;
+  size_t least = 4;  // further away it is a guess
+  for (const auto& [known, check] : checks_)
+    if (const size_t d = distance(name, known); d < least) {
+      least = d;
+      best = known;
+    }
+  const std::string d(dashes);
+  return wrong(where + "no option " + d + name +
+               (best.empty() ? "" : "; did you mean " + d + best + "?") + " (see " + command_ +
+               " --help)");
+}
+
+Status OptionTable::read_command_line(const std::vector<std::string>& arguments) {
+  po::options_description all;
+  for (const auto& g : groups_) all.add(g);
+  po::options_description hidden;
+  po::positional_options_description order;
+  for (const auto& [what, target] : positionals_) {
+    hidden.add_options()(what.c_str(), po::value<std::string>());
+    order.add(what.c_str(), 1);
+  }
+  all.add(hidden);
+  try {
+    const int style =
+        po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
+    const auto parsed =
+        po::command_line_parser(arguments).options(all).positional(order).style(style).run();
+    for (const auto& option : parsed.options)
+      if (Status s = check(option.string_key, option.value, "--"); !s) return s;
+    po::store(parsed, values_);
+    po::notify(values_);
+  } catch (const po::unknown_option& e) {
+    return unknown("", e.get_option_name().substr(e.get_option_name().find_first_not_of('-')),
+                   "--");
+  } catch (const po::too_many_positional_options_error&) {
+    return wrong("too many arguments; see " + command_ + " --help");
+  } catch (const std::exception& e) {
+    return wrong(std::string(e.what()) + "; see " + command_ + " --help");
+  }
+  for (const auto& [what, target] : positionals_) {
+    if (!values_.count(what)) return wrong(what + " is missing; see " + command_ + " --help");
+    *target = values_[what].as<std::string>();
+  }
+  return {};
+}
+
+// Each line goes through the library's parser by itself, below its section, so that whatever is
+// wrong has a line number.
+Status OptionTable::read_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return fail_errno(path, exit_code::usage);
+  po::options_description all;
+  for (const auto& g : groups_) all.add(g);
+  std::map<std::string, int> seen;
+  std::string section, line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string where = path + ":" + std::to_string(number) + ": ";
+    line = trimmed(line.substr(0, line.find('#')));
+    if (line.starts_with('[')) {
+      section = line + "\n";
+      if (!line.ends_with(']')) return wrong(where + "a section is written [name]");
+      continue;
+    }
+    std::istringstream one(section + line + "\n");
+    try {
+      const auto parsed = po::parse_config_file(one, all);
+      for (const auto& option : parsed.options) {
+        const std::string& name = option.string_key;
+        if (const auto [before, fresh] = seen.emplace(name, number); !fresh)
+          return wrong(where + name + " was given on line " + std::to_string(before->second) +
+                       " already; remove one");
+        if (Status s = check(name, option.value, where); !s) return s;
+      }
+      po::store(parsed, values_);
+    } catch (const po::unknown_option& e) {
+      return unknown(where, e.get_option_name(), "");
+    } catch (const po::invalid_syntax&) {
+      return wrong(where + "'" + line + "' is neither key = value nor [section]");
+    } catch (const std::exception& e) {
+      return wrong(where + e.what());
+    }
+  }
+  if (file.bad()) return fail_errno(path);
+  try {
+    po::notify(values_);
+  } catch (const std::exception& e) {
+    return wrong(path + ": " + e.what());
+  }
+  return {};
+}
+
+std::string OptionTable::help() const {
+  std::ostringstream out;
+  for (const auto& g : groups_) out << g << "\n";
+  return out.str();
+}
+
+void add_run_options(OptionTable& t, RunConfig& c) {
+  t.group("The run");
+  t.text("run-dir", &c.run_dir, "folder of checkpoints and records");
+  t.word_or_number(
+      "resume", &c.resume, {"auto", "no"},
+      "auto: continue from the newest good checkpoint, if any; no; or the step of one");
+  t.choice<std::string>("device", &c.device, {{"auto", "auto"}, {"cpu", "cpu"}, {"cuda", "cuda"}},
+                        "auto: cuda where it is built in and present");
+  t.text("trace", &c.trace, "write a Chrome trace to this file");
+  t.group("[model]: a GPT-2 over bytes");
+  t.whole("model.layers", &c.model.layers, 1, 1000, "transformer blocks");
+  t.whole("model.heads", &c.model.heads, 1, 1000, "attention heads; divides the width");
+  t.whole("model.width", &c.model.width, 1, 1 << 20, "of the residual stream");
+  t.whole("model.context", &c.model.context, 1, 1 << 20, "bytes seen at once");
+  t.group("[data]");
+  t.text("data.path", &c.data.path, "text file to learn from (required)");
+  t.group("[train]");
+  t.whole("train.steps", &c.train.steps, 0, any, "optimizer steps of the whole run");
+  t.whole("train.global-batch", &c.train.global_batch, 1, any_int,
+          "sequences per step, over all ranks");
+  t.whole("train.micro-batch", &c.train.micro_batch, 0, any_int,
+          "sequences per forward pass; 0: chosen");
+  t.whole("train.seed", &c.train.seed, 0, any, "of initial weights and sample order");
+  t.whole("train.log-every", &c.train.log_every, 1, any, "steps between progress lines");
+  t.whole("train.eval-every", &c.train.eval_every, 0, any, "steps between evaluations; 0: none");
+  t.whole("train.eval-batches", &c.train.eval_batches, 1, any_int, "batches of an evaluation");
+  t.whole("train.threads", &c.train.threads, 0, 4096, "per rank; 0: the CPUs it may use");
+  t.real("train.deadline", &c.train.deadline, 1, 1e9, "seconds to wait for the other ranks");
+  t.group("[optim]: AdamW; warm-up, then a cosine");
+  t.real("optim.lr", &c.optim.lr, 0, infinite, "learning rate after the warm-up");
+  t.real("optim.min-lr", &c.optim.min_lr, 0, infinite, "learning rate at the end");
+  t.whole("optim.warmup", &c.optim.warmup, 0, any, "steps");
+  t.real("optim.beta1", &c.optim.beta1, 0, 1, "decay of the first moment");
+  t.real("optim.beta2", &c.optim.beta2, 0, 1, "decay of the second moment");
+  t.real("optim.eps", &c.optim.eps, 0, infinite, "added to the denominator");
+  t.real("optim.weight-decay", &c.optim.weight_decay, 0, infinite, "of matrices");
+  t.real("optim.clip", &c.optim.clip, 0, infinite, "largest norm of the gradient; 0: no limit");
+  t.group("[parallel]");
+  t.choice<ShardPolicy>("parallel.shard", &c.parallel.shard,
+                        {{"none", ShardPolicy::none}, {"optimizer", ShardPolicy::optimizer}},
+                        "optimizer: each rank keeps the optimizer's state of its own part");
+  t.real("parallel.bucket-mib", &c.parallel.bucket_mib, 0.001, 1 << 20,
+         "MiB of gradients reduced together");
+  t.group("[checkpoint]");
+  t.whole("checkpoint.every", &c.checkpoint.every, 0, any, "steps; 0: at the end only");
+  t.whole("checkpoint.keep", &c.checkpoint.keep, 1, any_int, "the newest ones are kept");
+}
+
+}  // namespace trainlaunch
