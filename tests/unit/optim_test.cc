@@ -1,0 +1,496 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "optim/optim.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "comm/kinds.h"
+#include "gpt_reference.h"
+#include "optim/buckets.h"
+
+using namespace trainlaunch;
+using namespace trainlaunch::test;
+
+namespace {
+
+// One rank of several that do not exist: it remembers what was issued and moves nothing.
+class RecordingComm final : public Comm {
+ public:
+  struct Call {
+    std::string what;
+    void* where;
+    int64_t size;
+    bool operator==(const Call&) const = default;
+  };
+
+  RecordingComm(int rank, int size) : rank_(rank), size_(size) {}
+  const char* name() const override { return "recording"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Result<View> alloc(std::string_view, DType t, int64_t count) override {
+    auto block = device_->allocate(static_cast<size_t>(count) * bytes_of(t));
+    if (!block) return forward(block);
+    blocks_.push_back(std::move(*block));
+    return View(blocks_.back()->data(), t, {count});
+  }
+  Ticket reduce_scatter(View v, const Owners&, DType, Event) override {
+    calls.push_back({"reduce", v.p, v.size()});
+    return calls.size();
+  }
+  Ticket all_gather(View v, const Owners&, Event) override {
+    calls.push_back({"gather", v.p, v.size()});
+    return calls.size();
+  }
+  Status wait(Ticket ticket, Deadline) override {
+    waited.insert(ticket);
+    if (broken) return fail("the network is gone");
+    return {};
+  }
+  Status all_sum(std::span<double>, Deadline) override { return {}; }
+  Status broadcast(View, int, Deadline) override { return {}; }
+  Status barrier(Deadline) override { return {}; }
+  void abort() noexcept override {}
+  Moved moved() const override { return {}; }
+
+  std::vector<Call> calls;  // ticket n is calls[n - 1]
+  std::set<Ticket> waited;
+  bool broken = false;
+
+ private:
+  int rank_, size_;
+  std::unique_ptr<Device> device_ = make_host_device();
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
+
+std::vector<double> values(View v) {
+  const float* p = v.as<float>();
+  return std::vector<double>(p, p + v.size());
+}
+
+// Everything a rank trains with.
+struct Trainer {
+  explicit Trainer(std::unique_ptr<Comm> communicator, const ShardOptions& options,
+                   const GptConfig& config = reference_config(), int64_t sequences = 3)
+      : comm(std::move(communicator)), ops(make_cpu_ops(1)) {
+    auto made = make_gpt(config);
+    REQUIRE(made);
+    model = std::move(*made);
+    stream = std::move(*device->stream());
+    layout = Layout::plan(model->params());
+    const BatchShape shape{sequences, config.context};
+    Arena measure = Arena::measuring();
+    take(measure, shape);
+    auto real = Arena::make(*device, measure.used());
+    REQUIRE(real);
+    arena = std::move(*real);
+    take(arena, shape);
+    auto s = make_shard({*device, *ops, *comm, model->params(), layout, 7}, options);
+    REQUIRE_MESSAGE(s, (s ? "" : s.error().what));
+    shard = std::move(*s);
+  }
+
+  void take(Arena& a, const BatchShape& shape) {
+    model->reserve(a, ops->dtype(), shape, true);
+    sums = a.take("loss and count", DType::f64, {2});
+    ops->use_scratch(a.take("scratch", DType::u8,
+                            {static_cast<int64_t>(ops->scratch_bytes(model->limits(shape)))}));
+  }
+
+  // The weights that PyTorch's reference starts from.
+  void use_reference_weights() {
+    const auto params = model->params();
+    for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+      const std::vector<double> w = reference_weight(params, p);
+      std::copy(w.begin(), w.end(), shard->weight(p).as<float>());
+    }
+  }
+
+  void micro(const Batch& batch, bool last) {
+    Ctx ctx{*ops, *stream, sums.slice(0, 1), sums.slice(1, 1), nullptr};
+    shard->begin_micro(last);
+    model->forward(ctx, batch, *shard);
+    model->backward(ctx, batch, *shard);
+  }
+  // A step on these micro-batches; none: this rank has no part in the batch.
+  StepStats step(const std::vector<Batch>& batches, const StepScalars& scalars) {
+    ops->fill(*stream, sums, 0);
+    shard->begin_step(*stream);
+    for (size_t i = 0; i < batches.size(); ++i) micro(batches[i], i + 1 == batches.size());
+    if (batches.empty()) shard->no_micro(*stream);
+    auto stats = shard->step(*stream, scalars);
+    REQUIRE_MESSAGE(stats, (stats ? "" : stats.error().what));
+    for (int b = 0; b < static_cast<int>(model->params().size()); ++b) {
+      const int block = model->params()[b].block;
+      shard->acquire(*stream, block);
+      shard->release(*stream, block);
+    }
+    return *stats;
+  }
+  double loss() const { return sums.as<double>()[0]; }
+
+  std::vector<double> all_weights() const {
+    std::vector<double> all;
+    for (int p = 0; p < static_cast<int>(model->params().size()); ++p) {
+      const auto w = values(shard->weight(p));
+      all.insert(all.end(), w.begin(), w.end());
+    }
+    return all;
+  }
+
+  std::unique_ptr<Device> device = make_host_device();
+  std::unique_ptr<Comm> comm;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Stream> stream;
+  Layout layout;
+  Arena arena;
+  View sums;
+  std::unique_ptr<Shard> shard;
+};
+
+ShardOptions reference_options(ShardPolicy policy) {
+  const auto& t = reference()["training"];
+  ShardOptions o;
+  o.policy = policy;
+  o.bucket_bytes = 64 << 10;  // several buckets even in a small model
+  o.rule = {t["beta1"], t["beta2"], t["eps"], t["weight_decay"]};
+  return o;
+}
+StepScalars reference_scalars() {
+  const auto& t = reference()["training"];
+  return {t["lr"], t["clip"], reference()["count"]};
+}
+
+// Saved state: tensor, slot and element to value.
+using Saved = std::map<std::string, std::map<int64_t, float>>;
+
+void save(const Shard& shard, Saved& saved) {
+  for (const Piece& p : shard.owned()) {
+    auto& slot = saved[p.tensor + "/" + p.slot];
+    const size_t before = slot.size();
+    for (int64_t i = 0; i < p.length; ++i) slot.emplace(p.offset + i, p.mem.as<float>()[i]);
+    CHECK_MESSAGE(slot.size() == before + static_cast<size_t>(p.length), p.tensor);
+  }
+}
+void load(const Shard& shard, const Saved& saved) {
+  for (const Piece& p : shard.wanted()) {
+    const auto& slot = saved.at(p.tensor + "/" + p.slot);
+    for (int64_t i = 0; i < p.length; ++i) p.mem.as<float>()[i] = slot.at(p.offset + i);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the schedule: linear warm-up, cosine, floor") {
+  const Schedule s{1.0, 0.1, 10, 110};
+  CHECK(s.at(0) == doctest::Approx(0.1));
+  CHECK(s.at(4) == doctest::Approx(0.5));
+  CHECK(s.at(9) == doctest::Approx(1.0));
+  CHECK(s.at(10) == doctest::Approx(1.0));
+  CHECK(s.at(35) == doctest::Approx(0.1 + 0.45 * (1 + std::sqrt(0.5))));
+  CHECK(s.at(60) == doctest::Approx(0.55));
+  CHECK(s.at(110) == doctest::Approx(0.1));
+  CHECK(s.at(1000000) == doctest::Approx(0.1));
+  CHECK(Schedule{1.0, 0.1, 0, 0}.at(0) == doctest::Approx(0.1));
+  CHECK(Schedule{1.0, 0.1, 0, 4}.at(0) == doctest::Approx(1.0));
+  CHECK(Schedule{1.0, 0.1, 10, 5}.at(7) == doctest::Approx(0.8));
+}
+
+TEST_CASE("buckets cover the layout in order, in whole parameters and tiles") {
+  auto model = make_gpt({4, 4, 128, 64, 500});
+  REQUIRE(model);
+  const Layout layout = Layout::plan((*model)->params());
+  for (int64_t bytes : {int64_t{1}, int64_t{300000}, int64_t{25} << 20}) {
+    for (int ranks : {1, 2, 3, 7}) {
+      int next = 0;
+      int64_t offset = 0;
+      const auto buckets = plan_buckets(layout, bytes, ranks);
+      for (const Bucket& b : buckets) {
+        CHECK(b.first == next);
+        CHECK(b.last > b.first);
+        CHECK(b.offset == offset);
+        const int64_t limit = &b == &buckets.front() ? std::min(bytes, int64_t{1} << 20) : bytes;
+        CHECK((b.elements() * 4 <= limit || b.last == b.first + 1));
+        REQUIRE(b.owners.begin.size() == static_cast<size_t>(ranks) + 1);
+        const int64_t fair = b.elements() / Layout::tile / ranks;
+        for (int r = 0; r < ranks; ++r) {
+          CHECK(b.owners.offset(r) % Layout::tile == 0);
+          const int64_t tiles = b.owners.count(r) / Layout::tile;
+          CHECK((tiles == fair || tiles == fair + 1));
+        }
+        next = b.last;
+        offset += b.elements();
+      }
+      CHECK(next == static_cast<int>(layout.entries.size()));
+      CHECK(offset == layout.elements());
+    }
+  }
+}
+
+TEST_CASE("steps of AdamW with clipping are PyTorch's, under both policies") {
+  const auto& expected = reference()["training"];
+  for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    Trainer t(make_single_comm(), reference_options(policy));
+    t.use_reference_weights();
+    HostBatch batch = reference_batch();
+    const StepScalars scalars = reference_scalars();
+    for (size_t s = 0; s < expected["losses"].size(); ++s) {
+      const StepStats stats = t.step({batch.all()}, scalars);
+      CHECK_FALSE(stats.skipped);
+      CHECK(t.loss() / scalars.tokens ==
+            doctest::Approx(expected["losses"][s].get<double>()).epsilon(1e-5));
+      CHECK(stats.grad_norm ==
+            doctest::Approx(expected["grad_norms"][s].get<double>()).epsilon(1e-5));
+    }
+    CHECK(t.shard->updates() == expected["losses"].size());
+    const auto params = t.model->params();
+    for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+      check_summary(params[p].hf, values(t.shard->weight(p)), expected["weights"][params[p].hf],
+                    2e-5);
+    }
+  }
+}
+
+TEST_CASE("both policies give the same bits on one rank") {
+  Trainer a(make_single_comm(), reference_options(ShardPolicy::none));
+  Trainer b(make_single_comm(), reference_options(ShardPolicy::optimizer));
+  HostBatch batch = reference_batch();
+  for (int s = 0; s < 3; ++s) {
+    const StepStats x = a.step({batch.all()}, reference_scalars());
+    const StepStats y = b.step({batch.all()}, reference_scalars());
+    CHECK(x.grad_norm == y.grad_norm);
+  }
+  Saved x, y;
+  save(*a.shard, x);
+  save(*b.shard, y);
+  CHECK(x == y);
+}
+
+TEST_CASE("micro-batches give the step of the whole batch") {
+  Trainer a(make_single_comm(), reference_options(ShardPolicy::optimizer));
+  Trainer b(make_single_comm(), reference_options(ShardPolicy::optimizer));
+  a.use_reference_weights();
+  b.use_reference_weights();
+  HostBatch batch = reference_batch();
+  for (int s = 0; s < 3; ++s) {
+    a.step({batch.all()}, reference_scalars());
+    b.step({batch.part(0, 2), batch.part(2, 1)}, reference_scalars());
+    CHECK(b.loss() == doctest::Approx(a.loss()).epsilon(1e-5));
+  }
+  const auto x = a.all_weights(), y = b.all_weights();
+  double largest = 0;
+  for (size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(x[i] - y[i]));
+  CHECK(largest < 2e-5);
+}
+
+TEST_CASE("a gradient that is not finite changes nothing") {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    Trainer t(make_single_comm(), reference_options(ShardPolicy::optimizer));
+    HostBatch batch = reference_batch();
+    t.step({batch.all()}, reference_scalars());
+    Saved before, after;
+    save(*t.shard, before);
+
+    t.shard->begin_step(*t.stream);
+    t.shard->grad(3).as<float>()[1] = bad;
+    t.micro(batch.all(), true);
+    auto stats = t.shard->step(*t.stream, reference_scalars());
+    REQUIRE(stats);
+    CHECK(stats->skipped);
+    CHECK(t.shard->updates() == 1);
+    save(*t.shard, after);
+    CHECK(before == after);
+
+    CHECK_FALSE(t.step({batch.all()}, reference_scalars()).skipped);
+    CHECK(t.shard->updates() == 2);
+  }
+}
+
+TEST_CASE("a batch without targets is a step that changes nothing") {
+  Trainer t(make_single_comm(), reference_options(ShardPolicy::optimizer));
+  HostBatch batch = reference_batch();
+  batch.targets.assign(batch.targets.size(), -1);
+  StepScalars scalars = reference_scalars();
+  scalars.tokens = 0;
+  const auto before = t.all_weights();
+  CHECK(t.step({batch.all()}, scalars).skipped);
+  CHECK(t.all_weights() == before);
+}
+
+TEST_CASE("a shard that was saved and loaded goes on with the same bits") {
+  for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    HostBatch batch = reference_batch();
+    Trainer a(make_single_comm(), reference_options(policy));
+    for (int s = 0; s < 2; ++s) a.step({batch.all()}, reference_scalars());
+    Saved saved;
+    save(*a.shard, saved);
+
+    Trainer b(make_single_comm(), reference_options(policy));
+    b.use_reference_weights();  // anything else
+    load(*b.shard, saved);
+    b.shard->set_updates(a.shard->updates());
+    for (int s = 0; s < 2; ++s) {
+      a.step({batch.all()}, reference_scalars());
+      b.step({batch.all()}, reference_scalars());
+    }
+    Saved x, y;
+    save(*a.shard, x);
+    save(*b.shard, y);
+    CHECK(x == y);
+  }
+}
+
+TEST_CASE("the ranks together own every element of every slot once") {
+  for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    for (int size : {1, 2, 3, 5}) {
+      Saved saved;
+      std::map<std::string, int64_t> sizes;
+      size_t most = 0, least = std::numeric_limits<size_t>::max();
+      for (int rank = 0; rank < size; ++rank) {
+        Trainer t(std::make_unique<RecordingComm>(rank, size), reference_options(policy));
+        for (const ParamSpec& s : t.model->params()) sizes[s.name] = s.size();
+        save(*t.shard, saved);
+        std::map<std::string, int64_t> wanted;
+        for (const Piece& p : t.shard->wanted()) wanted[p.tensor + "/" + p.slot] += p.length;
+        size_t state = 0;
+        for (const auto& [name, n] : sizes) {
+          CHECK(wanted[name + "/weight"] == n);
+          CHECK(wanted[name + "/m"] == wanted[name + "/v"]);
+          if (policy == ShardPolicy::none) CHECK(wanted[name + "/m"] == n);
+          state += wanted[name + "/m"];
+        }
+        most = std::max(most, state);
+        least = std::min(least, state);
+      }
+      CHECK(saved.size() == 3 * sizes.size());
+      for (const auto& [name, n] : sizes) {
+        for (const char* slot : {"/weight", "/m", "/v"}) {
+          CHECK(static_cast<int64_t>(saved[name + slot].size()) == n);
+        }
+      }
+      if (policy == ShardPolicy::none) CHECK(most == least);
+    }
+  }
+}
+
+TEST_CASE("reductions are issued in one order, while backward runs, on the last micro-batch only") {
+  for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    Trainer t(std::make_unique<RecordingComm>(1, 2), reference_options(policy));
+    auto& calls = static_cast<RecordingComm&>(*t.comm).calls;
+    HostBatch batch = reference_batch();
+    const int params = static_cast<int>(t.model->params().size());
+
+    t.shard->begin_step(*t.stream);
+    t.micro(batch.part(0, 2), false);
+    CHECK(calls.empty());
+    // Ready from the last parameter to the first; the tied one contributes at both ends.
+    t.shard->begin_micro(true);
+    t.shard->ready(*t.stream, 0);
+    for (int p = params - 1; p > 0; --p) t.shard->ready(*t.stream, p);
+    const size_t before_the_end = calls.size();
+    CHECK(before_the_end > 0);
+    t.shard->ready(*t.stream, 0);
+    CHECK(calls.size() > before_the_end);
+    const auto with_work = calls;
+    int64_t reduced = 0;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (i > 0) CHECK(calls[i].where >= calls[i - 1].where);
+      if (calls[i].what == "reduce") reduced += calls[i].size;
+    }
+    CHECK(reduced == t.layout.elements());
+    CHECK(t.shard->step(*t.stream, reference_scalars()));
+
+    // Whatever the order of readiness, and on a rank without work.
+    calls.clear();
+    t.shard->begin_step(*t.stream);
+    t.shard->begin_micro(true);
+    t.shard->ready(*t.stream, 0);
+    for (int p = 0; p < params; ++p) t.shard->ready(*t.stream, p);
+    CHECK(calls == with_work);
+    CHECK(t.shard->step(*t.stream, reference_scalars()));
+    calls.clear();
+    t.shard->begin_step(*t.stream);
+    t.shard->no_micro(*t.stream);
+    CHECK(calls == with_work);
+  }
+}
+
+TEST_CASE("weights are gathered after a step, and waited for before they are read") {
+  Trainer t(std::make_unique<RecordingComm>(0, 2), reference_options(ShardPolicy::optimizer));
+  auto& comm = static_cast<RecordingComm&>(*t.comm);
+  auto step = [&] {
+    t.shard->begin_step(*t.stream);
+    t.shard->no_micro(*t.stream);
+    comm.calls.clear();
+    comm.waited.clear();
+    return t.shard->step(*t.stream, reference_scalars());
+  };
+  REQUIRE(step());
+  int64_t gathered = 0;
+  for (const auto& c : comm.calls) {
+    CHECK(c.what == "gather");
+    gathered += c.size;
+  }
+  CHECK(gathered == t.layout.elements());
+
+  comm.waited.clear();
+  const auto params = t.model->params();
+  for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+    t.shard->acquire(*t.stream, params[p].block);
+    const auto* weight = static_cast<std::byte*>(t.shard->weight(p).p);
+    for (size_t i = 0; i < comm.calls.size(); ++i) {
+      const auto* begin = static_cast<std::byte*>(comm.calls[i].where);
+      if (weight >= begin && weight < begin + comm.calls[i].size * 4) {
+        CHECK_MESSAGE(comm.waited.count(i + 1) == 1, params[p].name);
+      }
+    }
+    t.shard->release(*t.stream, params[p].block);
+  }
+  CHECK(comm.waited.size() == comm.calls.size());
+
+  // A gather that failed is reported by the next step.
+  REQUIRE(step());
+  comm.broken = true;
+  t.shard->acquire(*t.stream, 0);
+  comm.broken = false;
+  const auto failed = step();
+  REQUIRE_FALSE(failed);
+  CHECK(failed.error().what == "the network is gone");
+}
+
+TEST_CASE("a step before all gradients are there is an error") {
+  Trainer t(make_single_comm(), reference_options(ShardPolicy::optimizer));
+  HostBatch batch = reference_batch();
+  t.shard->begin_step(*t.stream);
+  t.micro(batch.all(), false);
+  CHECK_FALSE(t.shard->step(*t.stream, reference_scalars()));
+}
+
+TEST_CASE("a frozen shard has weights and nothing else") {
+  auto device = make_host_device();
+  auto comm = make_single_comm();
+  auto ops = make_cpu_ops(1);
+  auto model = make_gpt(reference_config());
+  REQUIRE(model);
+  const auto params = (*model)->params();
+  const Layout layout = Layout::plan(params);
+  const ShardParts parts{*device, *ops, *comm, params, layout, 7};
+  auto frozen = make_frozen_shard(parts);
+  REQUIRE(frozen);
+  Trainer t(make_single_comm(), reference_options(ShardPolicy::optimizer));
+  for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+    CHECK(values((*frozen)->weight(p)) == values(t.shard->weight(p)));
+  }
+  CHECK((*frozen)->wanted().size() == params.size());
+  CHECK((*frozen)->owned().empty());
+  CHECK_FALSE((*frozen)->step(*t.stream, reference_scalars()));
+
+  auto reference_ops = make_reference_ops();
+  CHECK_FALSE(make_frozen_shard({*device, *reference_ops, *comm, params, layout, 7}));
+}
