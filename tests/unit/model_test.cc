@@ -312,6 +312,11 @@ TEST_CASE("f64 reference operations: loss, gradients and logits are PyTorch's") 
   check_against_pytorch(make_reference_ops(), 1e-10);
 }
 
+TEST_CASE("f32 CPU operations: loss, gradients and logits are PyTorch's") {
+  check_against_pytorch(make_cpu_ops(1), 1e-5);
+  check_against_pytorch(make_cpu_ops(2), 1e-5);
+}
+
 TEST_CASE("the whole model's gradient is the slope of its loss") {
   HostBatch batch = noise_batch(2, tiny.context, tiny.vocab);
   Runner r(tiny, make_reference_ops(), {2, tiny.context}, true);
