@@ -94,7 +94,7 @@ std::string wanted_interface(const CommOptions& options) {
   return list.substr(0, list.find(','));
 }
 
-Result<std::unique_ptr<Mesh>> connect(Control& control, const std::vector<Address>& own,
+Result<std::unique_ptr<Mesh>> connect(Control& control, const std::vector<LocalAddress>& own,
                                       const std::vector<Hello>& all, const CommOptions& options,
                                       Deadline deadline) {
   const World& w = control.world();
@@ -108,10 +108,7 @@ Result<std::unique_ptr<Mesh>> connect(Control& control, const std::vector<Addres
   }
   auto address = choose_address(wanted_interface(options), own, all[peer].addresses);
   if (!address) return fail(describe_rank(w, w.rank) + ": " + address.error().what);
-  // Other communicators of the same ranks have other keys.
-  const std::string key =
-      "communicator/" + std::to_string(w.generation) + "/" + std::to_string(all[0].nonce) + "/";
-  return connect_mesh(control, key, *address, deadline);
+  return connect_mesh(control, *address, deadline);
 }
 
 }  // namespace
@@ -122,9 +119,9 @@ Result<std::unique_ptr<Comm>> make_comm(Control& control, const std::vector<int>
   if (w.size == 1) return make_single_comm();
   const Deadline deadline = Deadline::in(options.timeout);
 
-  const std::vector<Address> own = own_addresses();
+  const std::vector<LocalAddress> own = own_addresses();
   Hello hello{random_number(), local_sockets.size() == static_cast<size_t>(w.local_size), {}};
-  for (const Address& a : own) hello.addresses.push_back(a.ip);
+  for (const LocalAddress& a : own) hello.addresses.push_back(a.ip);
   auto all = greet(control, hello, deadline);
   if (!all) return forward(all);
 

@@ -35,29 +35,31 @@ Millis left(Deadline deadline) {
   return ms < 0 ? Millis(std::chrono::hours(24 * 365)) : Millis(ms);
 }
 
-// Gloo's meeting place, over the control channel. Its interface knows exceptions only; they pass
-// through Gloo to connect_mesh().
-class ControlStore final : public gloo::rendezvous::Store {
+// Gloo's meeting place, over the control channel: every rank says where it listens, and one gather
+// tells everyone. The interface knows exceptions only; they pass through Gloo to connect_mesh().
+class GatherStore final : public gloo::rendezvous::Store {
  public:
-  ControlStore(Control& control, std::string prefix, Deadline deadline)
-      : control_(control), prefix_(std::move(prefix)), deadline_(deadline) {}
+  GatherStore(Control& control, Deadline deadline) : control_(control), deadline_(deadline) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    auto put = control_.put(prefix_ + key, {data.data(), data.size()});
-    if (!put) throw std::runtime_error(put.error().what);
+    if (key != std::to_string(control_.world().rank)) return;
+    auto all = control_.gather("communicator: addresses", {data.data(), data.size()}, deadline_);
+    if (!all) throw std::runtime_error(all.error().what);
+    all_ = std::move(*all);
   }
   std::vector<char> get(const std::string& key) override {
-    auto got = control_.get(prefix_ + key, deadline_);
-    if (!got) throw std::runtime_error(got.error().what);
-    return {got->begin(), got->end()};
+    // Gloo asks for host names too ("rank_3"), which it needs for other transports.
+    if (key.starts_with("rank_")) return {};
+    const std::string& value = all_.at(std::stoul(key));
+    return {value.begin(), value.end()};
   }
-  void wait(const std::vector<std::string>&) override {}  // get() waits
+  void wait(const std::vector<std::string>&) override {}
   void wait(const std::vector<std::string>&, const Millis&) override {}
 
  private:
   Control& control_;
-  std::string prefix_;
   Deadline deadline_;
+  std::vector<std::string> all_;
 };
 
 class GlooMesh final : public Mesh {
@@ -159,12 +161,12 @@ class GlooMesh final : public Mesh {
 
 }  // namespace
 
-Result<std::unique_ptr<Mesh>> connect_mesh(Control& control, const std::string& key,
-                                           const std::string& address, Deadline deadline) {
+Result<std::unique_ptr<Mesh>> connect_mesh(Control& control, const std::string& address,
+                                           Deadline deadline) {
   const World& world = control.world();
   try {
     NoBrokenPipe guard;
-    ControlStore store(control, key, deadline);
+    GatherStore store(control, deadline);
     std::shared_ptr<gloo::transport::Device> device;
     {
       SignalsBlocked blocked;  // it starts a thread

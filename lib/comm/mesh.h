@@ -42,8 +42,8 @@ class Mesh {
   virtual void close() noexcept = 0;
 };
 
-// Collective. `address` is the local one to listen on, `key` prefixes what is put into `control`.
-Result<std::unique_ptr<Mesh>> connect_mesh(Control& control, const std::string& key,
-                                           const std::string& address, Deadline deadline);
+// Collective. `address` is the local one to listen on.
+Result<std::unique_ptr<Mesh>> connect_mesh(Control& control, const std::string& address,
+                                           Deadline deadline);
 
 }  // namespace trainlaunch

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <memory>
 
-#include "comm/segment.h"
+#include "base/file.h"
 
 namespace trainlaunch {
 
@@ -48,8 +48,8 @@ std::string source_for(const std::string& ip) {
 
 }  // namespace
 
-std::vector<Address> own_addresses() {
-  std::vector<Address> v4, v6;
+std::vector<LocalAddress> own_addresses() {
+  std::vector<LocalAddress> v4, v6;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return v4;
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> hold(list, freeifaddrs);
@@ -66,14 +66,14 @@ std::vector<Address> own_addresses() {
   return v4;
 }
 
-Result<std::string> choose_address(const std::string& wanted, const std::vector<Address>& own,
+Result<std::string> choose_address(const std::string& wanted, const std::vector<LocalAddress>& own,
                                    const std::vector<std::string>& peer) {
   const auto is_own = [&](const std::string& ip) {
-    return std::any_of(own.begin(), own.end(), [&](const Address& a) { return a.ip == ip; });
+    return std::any_of(own.begin(), own.end(), [&](const LocalAddress& a) { return a.ip == ip; });
   };
   if (!wanted.empty()) {
     std::string have;
-    for (const Address& a : own) {
+    for (const LocalAddress& a : own) {
       if (a.interface == wanted) return a.ip;
       if (have.find(a.interface) == std::string::npos) have += " " + a.interface;
     }

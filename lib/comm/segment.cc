@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 
 namespace trainlaunch {
 
@@ -19,10 +20,6 @@ constexpr size_t huge_page = size_t{2} << 20;
 std::string mib(size_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
 }  // namespace
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
 
 Segment::Segment(Segment&& other) noexcept
     : fd_(std::move(other.fd_)),

@@ -548,7 +548,7 @@ TEST_CASE("two communicators in turn") {
 }
 
 TEST_CASE("the address to use") {
-  const std::vector<Address> own{{"lo", "127.0.0.1"}, {"eth7", "192.0.2.1"}};
+  const std::vector<LocalAddress> own{{"lo", "127.0.0.1"}, {"eth7", "192.0.2.1"}};
   CHECK(choose_address("eth7", own, {}).value() == "192.0.2.1");
   auto none = choose_address("eth9", own, {});
   REQUIRE_FALSE(none);
