@@ -1,0 +1,213 @@
+// How fast the CPU operations are on this machine: `make bench-ops`. Prints, asserts nothing.
+//
+//   ops_bench [threads]
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+
+#include "ops/cpu/cpu_ops.h"
+
+using namespace trainlaunch;
+
+namespace {
+
+// Best of several repetitions, in seconds.
+double best_time(const std::function<void()>& f) {
+  f();
+  double best = 1e30;
+  const Deadline end = Deadline::in(Seconds(0.1));
+  for (int i = 0; i < 3 || !end.over(); ++i) {
+    const auto begin = Clock::now();
+    f();
+    best = std::min(best, Seconds(Clock::now() - begin).count());
+  }
+  return best;
+}
+
+struct Shape {
+  const char* what;
+  int64_t B, T, layers, heads, C, V;
+};
+
+// The parts of a GPT-2 step, each on tensors of its own.
+class Bench {
+ public:
+  Bench(Ops& ops, const Shape& shape)
+      : ops_(ops), s_(shape), device_(make_host_device()), stream_(*device_->stream()) {
+    Arena measure = Arena::measuring();
+    take(measure);
+    arena_.emplace(*Arena::make(*device_, measure.used()));
+    take(*arena_);
+    ops_.use_scratch(scratch_);
+    for (int64_t i = 0; i < rows(); ++i) {
+      tokens_.as<int32_t>()[i] = targets_.as<int32_t>()[i] = static_cast<int32_t>(i % s_.V);
+    }
+    for (View v : {x_, y_, wide_, qkv_, weight_, table_}) {
+      for (int64_t i = 0; i < v.size(); ++i) {
+        v.as<float>()[i] = static_cast<float>(unit(philox(1, RandomStream::init, i, 0)[0]) - 0.5);
+      }
+    }
+    for (int i = 0; i < update_scalars; ++i) scalars_.as<double>()[i] = 1e-3;
+  }
+
+  void print() {
+    std::printf("\n%s: %ld x %ld tokens, %ld layers, width %ld, %ld heads, vocabulary %ld\n",
+                s_.what, s_.B, s_.T, s_.layers, s_.C, s_.heads, s_.V);
+    const int64_t C = s_.C;
+    print_products("attention in", C, 3 * C);
+    print_products("attention out", C, C);
+    print_products("up", C, 4 * C);
+    print_products("down", 4 * C, C);
+    print_one("norm", [&] { norm(); });
+    print_one("norm, backward", [&] { norm_back(); });
+    print_one("attention", [&] { attention(); });
+    print_one("attention, backward", [&] { attention_back(); });
+    print_one("gelu, backward", [&] { ops_.gelu_back(*stream_, wide_, wide2_, wide2_); });
+    print_one("bias, backward", [&] { ops_.bias_back(*stream_, wide_, bias_); });
+    print_one("add", [&] { ops_.add(*stream_, x_, y_, y_); });
+    print_one("embedding", [&] { embed(); });
+    print_one("embedding, backward", [&] { embed_back(); });
+    print_one("head and loss", [&] { head(); });
+    print_one("AdamW, whole model", [&] { update(); });
+    const double t = best_time([&] {
+      embed();
+      for (int64_t i = 0; i < s_.layers; ++i) layer();
+      head();
+      for (int64_t i = 0; i < s_.layers; ++i) layer_back();
+      embed_back();
+      update();
+    });
+    std::printf("  %-22s %10.3f ms  %8.0f tokens/s\n", "a step like a model's", t * 1e3,
+                rows() / t);
+  }
+
+ private:
+  int64_t rows() const { return s_.B * s_.T; }
+  int64_t parameters() const { return s_.layers * 12 * s_.C * s_.C + s_.V * s_.C; }
+
+  void take(Arena& arena) {
+    const int64_t C = s_.C, R = rows();
+    const auto f32 = [&](View& v, std::initializer_list<int64_t> shape) {
+      v = arena.take("", DType::f32, shape);
+    };
+    tokens_ = arena.take("", DType::i32, {s_.B, s_.T});
+    targets_ = arena.take("", DType::i32, {R});
+    f32(x_, {R, C}), f32(y_, {R, C}), f32(qkv_, {R, 3 * C}), f32(dqkv_, {R, 3 * C});
+    f32(wide_, {R, 4 * C}), f32(wide2_, {R, 4 * C}), f32(lse_, {s_.B, s_.heads, s_.T});
+    f32(mean_, {R}), f32(rstd_, {R}), f32(gain_, {C}), f32(bias_, {4 * C});
+    f32(weight_, {4 * C, C}), f32(dweight_, {4 * C, C}), f32(table_, {s_.V, C});
+    f32(dtable_, {s_.V, C}), f32(positions_, {s_.T, C});
+    for (View& v : slots_) f32(v, {parameters()});
+    loss_ = arena.take("", DType::f64, {1});
+    count_ = arena.take("", DType::f64, {1});
+    scalars_ = arena.take("", DType::f64, {update_scalars});
+    const OpsLimits limits{s_.B, s_.T, C, s_.heads, s_.V};
+    scratch_ = arena.take("", DType::u8, {static_cast<int64_t>(ops_.scratch_bytes(limits))});
+  }
+
+  View matrix(View memory, int64_t r, int64_t c) const {
+    return View(memory.p, DType::f32, {r, c});
+  }
+  void forward(View x, View y, int64_t in, int64_t out, Activation act = Activation::none) {
+    ops_.gemm(*stream_, {.a = matrix(x, rows(), in),
+                         .b = matrix(weight_, in, out),
+                         .c = matrix(y, rows(), out),
+                         .bias = bias_.slice(0, out),
+                         .act = act});
+  }
+  void back_input(View dy, View dx, int64_t in, int64_t out) {
+    ops_.gemm(*stream_, {.a = matrix(dy, rows(), out),
+                         .b = matrix(weight_, in, out),
+                         .c = matrix(dx, rows(), in),
+                         .transposed_b = true});
+  }
+  void back_weight(View x, View dy, int64_t in, int64_t out) {
+    ops_.gemm(*stream_, {.a = matrix(x, rows(), in),
+                         .b = matrix(dy, rows(), out),
+                         .c = matrix(dweight_, in, out),
+                         .transposed_a = true,
+                         .accumulate = true});
+    ops_.bias_back(*stream_, matrix(dy, rows(), out), bias_.slice(0, out));
+  }
+
+  void norm() { ops_.norm(*stream_, {x_, gain_, bias_.slice(0, s_.C), y_, mean_, rstd_}); }
+  void norm_back() {
+    ops_.norm_back(*stream_, {x_, y_, gain_, mean_, rstd_, x_, gain_, bias_.slice(0, s_.C)});
+  }
+  void attention() { ops_.attention(*stream_, {s_.B, s_.T, s_.heads, qkv_, y_, lse_}); }
+  void attention_back() {
+    ops_.attention_back(*stream_, {s_.B, s_.T, s_.heads, qkv_, y_, lse_, x_, dqkv_});
+  }
+  void embed() { ops_.embed(*stream_, {tokens_, table_, positions_, x_}); }
+  void embed_back() { ops_.embed_back(*stream_, {tokens_, x_, dtable_, positions_}); }
+  void head() { ops_.head_loss(*stream_, {x_, table_, targets_, loss_, count_, y_, dtable_}); }
+  void update() {
+    ops_.update(*stream_, Rule{}, {slots_[0], slots_[1], slots_[2], slots_[3]}, scalars_);
+  }
+  void layer() {
+    norm();
+    forward(y_, qkv_, s_.C, 3 * s_.C);
+    attention();
+    forward(y_, x_, s_.C, s_.C);
+    ops_.add(*stream_, x_, y_, x_);
+    norm();
+    forward(y_, wide_, s_.C, 4 * s_.C, Activation::gelu);
+    forward(wide_, x_, 4 * s_.C, s_.C);
+    ops_.add(*stream_, x_, y_, x_);
+  }
+  void layer_back() {
+    back_input(x_, wide2_, 4 * s_.C, s_.C);
+    back_weight(wide_, x_, 4 * s_.C, s_.C);
+    ops_.gelu_back(*stream_, wide_, wide2_, wide2_);
+    back_input(wide2_, y_, s_.C, 4 * s_.C);
+    back_weight(y_, wide2_, s_.C, 4 * s_.C);
+    norm_back();
+    back_input(x_, y_, s_.C, s_.C);
+    back_weight(y_, x_, s_.C, s_.C);
+    attention_back();
+    back_input(dqkv_, y_, s_.C, 3 * s_.C);
+    back_weight(y_, dqkv_, s_.C, 3 * s_.C);
+    norm_back();
+  }
+
+  void print_one(const char* what, const std::function<void()>& f) {
+    std::printf("  %-22s %10.3f ms\n", what, best_time(f) * 1e3);
+  }
+  void print_products(const char* what, int64_t in, int64_t out) {
+    const double flops = 2.0 * rows() * in * out;
+    const auto line = [&](const char* pass, const std::function<void()>& f) {
+      const double t = best_time(f);
+      std::printf("  %-14s %-7s %10.3f ms  %8.1f GFLOP/s\n", what, pass, t * 1e3, flops / t * 1e-9);
+    };
+    line("y", [&] { forward(wide_, wide2_, in, out); });
+    line("dx", [&] { back_input(wide_, wide2_, in, out); });
+    line("dw, db", [&] { back_weight(wide_, wide2_, in, out); });
+  }
+
+  Ops& ops_;
+  Shape s_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  std::optional<Arena> arena_;
+  View tokens_, targets_, x_, y_, qkv_, dqkv_, wide_, wide2_, lse_, mean_, rstd_, gain_, bias_,
+      weight_, dweight_, table_, dtable_, positions_, slots_[4], loss_, count_, scalars_, scratch_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 0;
+  for (const Kernels& k : kernels()) {
+    std::printf("\n== %s kernels\n", k.name);
+    for (const Shape& shape :
+         {Shape{"small", 4, 64, 4, 4, 128, 256}, Shape{"character model", 8, 256, 6, 6, 384, 256},
+          Shape{"GPT-2 124M", 4, 64, 12, 12, 768, 50257}}) {
+      auto ops = make_cpu_ops(threads, k);
+      Bench(*ops, shape).print();
+    }
+  }
+  return 0;
+}
