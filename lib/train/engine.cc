@@ -1,0 +1,169 @@
+#include "train/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "data/data.h"
+
+namespace trainlaunch {
+
+namespace {
+
+constexpr int64_t most_rows = 4096;  // of one forward pass, when the size is ours to choose
+
+Result<std::unique_ptr<Device>> make_device(const std::string& name) {
+  if (name == "cuda")
+    return fail("device=cuda: this build has no CUDA operations; use device=cpu", exit_code::usage);
+  if (name != "cpu" && name != "auto")
+    return fail("device=" + name + " is not one of auto, cpu, cuda", exit_code::usage);
+  return make_host_device();
+}
+
+// The processors this process may run on, one character each.
+std::string allowed_cpus() {
+  constexpr int most = 8192;
+  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(most),
+                                                             [](cpu_set_t* s) { CPU_FREE(s); });
+  const size_t bytes = CPU_ALLOC_SIZE(most);
+  if (!set || sched_getaffinity(0, bytes, set.get()) != 0) return "1";
+  std::string mask;
+  for (int cpu = 0; cpu < most; ++cpu) mask += CPU_ISSET_S(cpu, bytes, set.get()) ? '1' : '0';
+  mask.erase(mask.find_last_not_of('0') + 1);
+  return mask;
+}
+
+bool overlap(const std::string& a, const std::string& b) {
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    if (a[i] == '1' && b[i] == '1') return true;
+  return false;
+}
+
+// Ranks of a node that were not bound apart share its processors: each takes its part of them.
+Result<int> fair_threads(Control& control, Deadline deadline) {
+  auto masks = control.gather("threads: processors", allowed_cpus(), deadline);
+  if (!masks) return forward(masks);
+  const World& w = control.world();
+  const std::string& mine = (*masks)[static_cast<size_t>(w.rank)];
+  int sharers = 0;
+  for (int r = 0; r < w.size; ++r)
+    sharers += w.node_of[r] == w.node && overlap(mine, (*masks)[static_cast<size_t>(r)]);
+  const auto cpus = static_cast<int>(std::count(mine.begin(), mine.end(), '1'));
+  return std::max(1, cpus / std::max(1, sharers));
+}
+
+Status make_arena(Engine& e, const BatchShape& shape, bool training) {
+  auto take = [&](Arena& arena) {
+    e.model->reserve(arena, e.ops->dtype(), shape, training);
+    e.tokens = arena.take("batches", DType::i32, {shape.sequences, shape.context});
+    e.targets = arena.take("batches", DType::i32, {shape.sequences, shape.context});
+    e.totals = arena.take("losses", DType::f64, {2});
+    if (!training) e.logits = arena.take("logits", e.ops->dtype(), {Text::vocab});
+    const size_t scratch = e.ops->scratch_bytes(e.model->limits(shape));
+    return arena.take("scratch", DType::u8, {static_cast<int64_t>(scratch)});
+  };
+  Arena measured = Arena::measuring();
+  take(measured);
+  auto arena = Arena::make(*e.device, measured.used());
+  if (!arena) return forward(arena);
+  e.arena = std::move(*arena);
+  e.ops->use_scratch(take(e.arena));
+  return {};
+}
+
+// What both kinds of engine begin with.
+Status make_model(Engine& e, const ModelConfig& config) {
+  const GptConfig gpt{config.layers, config.heads, config.width, config.context, Text::vocab};
+  auto model = make_gpt(gpt);
+  if (!model) return forward(model);
+  e.model = std::move(*model);
+  e.layout = Layout::plan(e.model->params());
+  return {};
+}
+
+Status make_machine(Engine& e, const RunConfig& config, int threads) {
+  auto device = make_device(config.device);
+  if (!device) return forward(device);
+  e.device = std::move(*device);
+  auto stream = e.device->stream();
+  if (!stream) return forward(stream);
+  e.stream = std::move(*stream);
+  e.threads = threads;
+  e.ops = make_cpu_ops(threads);
+  return {};
+}
+
+ShardOptions shard_options(const RunConfig& config, Trace* trace) {
+  const OptimConfig& o = config.optim;
+  ShardOptions options;
+  options.policy = config.parallel.shard;
+  options.bucket_bytes = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
+  options.rule = {static_cast<float>(o.beta1), static_cast<float>(o.beta2),
+                  static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
+  options.timeout = Seconds(config.train.deadline);
+  options.trace = trace;
+  return options;
+}
+
+}  // namespace
+
+Batch Engine::batch(int64_t sequences) const {
+  const int64_t context = tokens.cols();
+  auto rows = [&](View all) {
+    return all.slice(0, sequences * context).reshape({sequences, context});
+  };
+  return {rows(tokens), rows(targets)};
+}
+
+int64_t micro_batch(const RunConfig& config, int ranks) {
+  const LoopConfig& t = config.train;
+  if (t.micro_batch > 0) return std::min(t.micro_batch, t.global_batch);
+  const int64_t share = (t.global_batch + ranks - 1) / ranks;
+  return std::clamp<int64_t>(most_rows / config.model.context, 1, share);
+}
+
+Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& control) {
+  const World& world = control.world();
+  const Seconds timeout(config.train.deadline);
+  Engine e;
+  if (!config.trace.empty()) e.trace = std::make_unique<Trace>(world.rank);
+  auto threads = config.train.threads > 0 ? Result<int>(config.train.threads)
+                                          : fair_threads(control, Deadline::in(timeout));
+  if (!threads) return forward(threads);
+  if (auto s = make_machine(e, config, *threads); !s) return forward(s);
+  if (auto s = make_model(e, config.model); !s) return forward(s);
+
+  CommOptions options;
+  options.timeout = timeout;
+  options.trace = e.trace.get();
+  auto comm = make_comm(control, control.local_sockets(), options);
+  if (!comm) return forward(comm);
+  e.comm = std::move(*comm);
+
+  const BatchShape shape{micro_batch(config, world.size), config.model.context};
+  if (auto s = make_arena(e, shape, /*training=*/true); !s) return forward(s);
+  auto shard =
+      make_shard({*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed},
+                 shard_options(config, e.trace.get()));
+  if (!shard) return forward(shard);
+  e.shard = std::move(*shard);
+  return e;
+}
+
+Result<Engine> make_frozen_engine(const RunConfig& config) {
+  Engine e;
+  if (auto s = make_machine(e, config, config.train.threads); !s) return forward(s);
+  if (auto s = make_model(e, config.model); !s) return forward(s);
+  const std::unique_ptr<Control> alone = make_single_control();
+  auto comm = make_comm(*alone, {}, {});
+  if (!comm) return forward(comm);
+  e.comm = std::move(*comm);
+  if (auto s = make_arena(e, {1, config.model.context}, /*training=*/false); !s) return forward(s);
+  auto shard = make_frozen_shard(
+      {*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed});
+  if (!shard) return forward(shard);
+  e.shard = std::move(*shard);
+  return e;
+}
+
+}  // namespace trainlaunch

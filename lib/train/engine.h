@@ -1,0 +1,48 @@
+// What a run computes with, put together from its configuration in the one order that works.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/base.h"
+#include "boot/boot.h"
+#include "comm/comm.h"
+#include "model/model.h"
+#include "ops/ops.h"
+#include "optim/optim.h"
+#include "train/config.h"
+
+namespace trainlaunch {
+
+// Members are in the order of their making: each may use those above it.
+struct Engine {
+  std::unique_ptr<Trace> trace;  // null unless the configuration asks for one
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Stream> stream;
+  int threads = 1;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Comm> comm;
+  std::unique_ptr<Model> model;
+  Layout layout;
+  Arena arena = Arena::measuring();
+  std::unique_ptr<Shard> shard;
+
+  View tokens, targets;  // i32 [micro, context]: room for the largest micro-batch
+  View totals;           // f64 [2]: sum of losses, number of unmasked targets
+  View logits;           // [vocab], of the ops' type; only for generation
+
+  Ctx context() { return {*ops, *stream, totals.slice(0, 1), totals.slice(1, 1), trace.get()}; }
+  // The first `sequences` rows of the memory for batches.
+  Batch batch(int64_t sequences) const;
+};
+
+// Sequences per forward pass: what was asked for, or else a rank's even share of the global batch,
+// but no more than keeps the activations of a pass within a few thousand rows.
+int64_t micro_batch(const RunConfig& config, int ranks);
+
+// A rank that trains. Collective.
+Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& control);
+// A world of one that only evaluates and generates.
+Result<Engine> make_frozen_engine(const RunConfig& config);
+
+}  // namespace trainlaunch

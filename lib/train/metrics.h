@@ -1,0 +1,44 @@
+// RUN/metrics.jsonl: what happened at which step, one JSON object a line.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/base.h"
+
+namespace trainlaunch {
+
+struct StepRecord {
+  uint64_t step = 0;
+  double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0;
+};
+
+class Metrics {
+ public:
+  // Lines of steps after `step` belong to a past that is being repeated, and go; those of a run
+  // that begins anew (step 0) all go.
+  static Result<Metrics> open(const std::string& run, uint64_t step);
+
+  Status add(const StepRecord& record);
+  Status add_validation(uint64_t step, double loss);
+
+ private:
+  Status append(std::string line);
+
+  Fd fd_;
+  std::string path_;
+};
+
+struct Curves {
+  struct Point {
+    uint64_t step = 0;
+    double loss = 0;
+  };
+  std::vector<Point> training, validation;
+};
+// Reads the file of a run; lines that are no records are passed over.
+Result<Curves> read_metrics(const std::string& run);
+
+}  // namespace trainlaunch

@@ -1,0 +1,84 @@
+#include "train/settings.h"
+
+#include <array>
+#include <charconv>
+
+namespace trainlaunch {
+
+namespace {
+
+std::string text(double x) {
+  std::array<char, 32> buffer;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), x).ptr;
+  return {buffer.data(), end};
+}
+
+// What a continuation must have in common with what it continues.
+constexpr std::array fixed_options{"model.layers",  "model.heads", "model.width",
+                                   "model.context", "train.seed",  "train.global-batch"};
+
+template <class T>
+bool read(const State& saved, const char* key, T& value) {
+  auto it = saved.config.find(key);
+  if (it == saved.config.end()) return false;
+  const std::string& s = it->second;
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+  return error == std::errc() && end == s.data() + s.size();
+}
+
+}  // namespace
+
+std::map<std::string, std::string> settings_of(const RunConfig& c) {
+  const bool own_tiles = c.parallel.shard == ShardPolicy::optimizer;
+  return {{"model.layers", std::to_string(c.model.layers)},
+          {"model.heads", std::to_string(c.model.heads)},
+          {"model.width", std::to_string(c.model.width)},
+          {"model.context", std::to_string(c.model.context)},
+          {"data.path", c.data.path},
+          {"train.steps", std::to_string(c.train.steps)},
+          {"train.global-batch", std::to_string(c.train.global_batch)},
+          {"train.micro-batch", std::to_string(c.train.micro_batch)},
+          {"train.seed", std::to_string(c.train.seed)},
+          {"optim.lr", text(c.optim.lr)},
+          {"optim.min-lr", text(c.optim.min_lr)},
+          {"optim.warmup", std::to_string(c.optim.warmup)},
+          {"optim.beta1", text(c.optim.beta1)},
+          {"optim.beta2", text(c.optim.beta2)},
+          {"optim.eps", text(c.optim.eps)},
+          {"optim.weight-decay", text(c.optim.weight_decay)},
+          {"optim.clip", text(c.optim.clip)},
+          {"parallel.shard", own_tiles ? "optimizer" : "none"}};
+}
+
+Status check_unchanged(const State& saved, const RunConfig& config, const std::string& data_digest,
+                       const std::string& checkpoint) {
+  const std::string advice = ": set it back, or begin another run with a run-dir of its own";
+  const auto now = settings_of(config);
+  for (const char* key : fixed_options) {
+    auto then = saved.config.find(key);
+    if (then == saved.config.end())
+      return fail(checkpoint + " does not say its " + key, exit_code::usage);
+    if (then->second != now.at(key))
+      return fail(std::string(key) + " is " + now.at(key) + ", but " + checkpoint +
+                      " was made with " + then->second + advice,
+                  exit_code::usage);
+  }
+  if (saved.data_digest != data_digest)
+    return fail("data.path: " + config.data.path + " is not the text that " + checkpoint +
+                    " was made with (XXH3-128 " + data_digest + " instead of " + saved.data_digest +
+                    ")" + advice,
+                exit_code::usage);
+  return {};
+}
+
+Result<RunConfig> config_of(const State& saved, const std::string& checkpoint) {
+  RunConfig c;
+  const bool complete =
+      read(saved, "model.layers", c.model.layers) && read(saved, "model.heads", c.model.heads) &&
+      read(saved, "model.width", c.model.width) && read(saved, "model.context", c.model.context) &&
+      read(saved, "train.seed", c.train.seed);
+  if (!complete) return fail(checkpoint + " does not say which model it holds");
+  return c;
+}
+
+}  // namespace trainlaunch

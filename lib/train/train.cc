@@ -1,0 +1,428 @@
+#include "train/train.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+
+#include "ckpt/ckpt.h"
+#include "data/data.h"
+#include "train/collective.h"
+#include "train/engine.h"
+#include "train/metrics.h"
+#include "train/settings.h"
+#include "train/stop.h"
+#include "train/words.h"
+
+namespace trainlaunch {
+
+namespace {
+
+// Sums over the global batch, the same on every rank.
+struct Sums {
+  double loss = 0, tokens = 0, stop = 0;
+  double mean() const { return loss / tokens; }
+};
+
+class Run {
+ public:
+  Run(const RunConfig& config, WorkerControl& control)
+      : config_(config),
+        control_(control),
+        world_(control.world()),
+        schedule_{config.optim.lr, config.optim.min_lr, static_cast<uint64_t>(config.optim.warmup),
+                  static_cast<uint64_t>(config.train.steps)} {}
+
+  Status go() {
+    auto steps = prepare();
+    if (!steps) return forward(steps);
+    if (*steps) return {};
+    Status done = loop();
+    if (auto written = write_trace(); done && !written) return written;
+    return done;
+  }
+
+ private:
+  uint64_t last_step() const { return static_cast<uint64_t>(config_.train.steps); }
+  bool speaks() const { return world_.rank == 0; }
+  void say(const std::string& line) const {
+    if (!speaks()) return;
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  }
+  Deadline deadline() const { return Deadline::in(Seconds(config_.train.deadline)); }
+
+  // An error of this rank during a step, with who and where.
+  tl::unexpected<Error> in_step(Error e) const {
+    e.what = "step " + std::to_string(step_ + 1) + ", rank " + std::to_string(world_.rank) + " (" +
+             world_.nodes[world_.node] + "): " + e.what;
+    return tl::unexpected<Error>(std::move(e));
+  }
+
+  // Preparation -------------------------------------------------------------------------------
+
+  // True: there is nothing left to do.
+  Result<bool> prepare() {
+    if (auto s = open_text(); !s) return forward(s);
+    auto writer = Writer::open(config_.run_dir, control_);
+    if (!writer) return forward(writer);
+    writer_ = std::move(*writer);
+    auto reader = find_checkpoint();
+    if (!reader) return forward(reader);
+    if (*reader && (*reader)->state().step >= last_step()) {
+      say(config_.run_dir + " is complete: " + std::to_string((*reader)->state().step) + " of " +
+          plural(last_step(), "step") + " done; a larger train.steps goes on from there");
+      return true;
+    }
+    auto engine = make_training_engine(config_, control_);
+    if (auto s = all_well(control_, "engine", engine); !s) return forward(s);
+    engine_ = std::move(*engine);
+    if (*reader)
+      if (auto s = continue_from(**reader); !s) return forward(s);
+    describe(reader->get());
+    return open_metrics();
+  }
+
+  Status open_text() {
+    auto text = Text::open(config_.data.path, config_.model.context);
+    if (auto s = all_well(control_, "data", text); !s) return s;
+    text_ = std::move(*text);
+    auto digests = control_.gather("data: digest", text_->digest(), deadline());
+    if (!digests) return forward(digests);
+    const auto other = std::find_if(digests->begin(), digests->end(),
+                                    [&](const std::string& d) { return d != digests->front(); });
+    if (other == digests->end()) return {};
+    const auto rank = static_cast<size_t>(other - digests->begin());
+    return fail("data.path: " + config_.data.path + " is one text on " + world_.nodes[0] +
+                    " and another on " + world_.nodes[world_.node_of[rank]],
+                exit_code::usage);
+  }
+
+  Result<std::unique_ptr<Reader>> find_checkpoint() {
+    if (config_.resume == "no") {
+      const auto steps = list_checkpoints(config_.run_dir);
+      Status clean;
+      if (!steps) clean = tl::unexpected<Error>(steps.error());
+      if (steps && !steps->empty())
+        clean = fail("resume=no: " + config_.run_dir + " holds checkpoints up to step " +
+                         std::to_string(steps->back()) +
+                         "; use resume=auto, or another run-dir for another run",
+                     exit_code::usage);
+      if (auto s = all_well(control_, "resume", clean); !s) return forward(s);
+      return std::unique_ptr<Reader>();
+    }
+    std::optional<uint64_t> step;
+    if (config_.resume != "auto") {
+      const char* end = config_.resume.data() + config_.resume.size();
+      uint64_t n = 0;
+      const auto [rest, error] = std::from_chars(config_.resume.data(), end, n);
+      if (error != std::errc() || rest != end)
+        return fail("resume=" + config_.resume + " is not one of auto, no, or a step",
+                    exit_code::usage);
+      step = n;
+    }
+    auto agreed = Reader::agree(config_.run_dir, step, control_);
+    if (!agreed) return forward(agreed);
+    for (const std::string& line : agreed->passed_over) say(line);
+    if (agreed->reader)
+      if (auto s = check_unchanged(agreed->reader->state(), config_, text_->digest(),
+                                   agreed->reader->path());
+          !s)
+        return forward(s);
+    return std::move(agreed->reader);
+  }
+
+  Status continue_from(Reader& reader) {
+    auto read = reader.read(engine_.shard->wanted(), *engine_.device, *engine_.stream);
+    if (auto s = all_well(control_, "resume: read", read); !s) return s;
+    step_ = durable_ = reader.state().step;
+    position_.samples = reader.state().samples;
+    engine_.shard->set_updates(reader.state().updates);
+    auto moved = writer_->set_aside_after(step_);
+    if (auto s = all_well(control_, "resume: set aside", moved); !s) return s;
+    for (const std::string& path : *moved) say("set aside: " + path);
+    return {};
+  }
+
+  Result<bool> open_metrics() {
+    Status opened;
+    if (speaks()) {
+      auto metrics = Metrics::open(config_.run_dir, step_);
+      if (metrics)
+        metrics_ = std::move(*metrics);
+      else
+        opened = forward(metrics);
+    }
+    if (auto s = all_well(control_, "metrics", opened); !s) return forward(s);
+    return false;
+  }
+
+  // The table at the start of a run.
+  void describe(const Reader* from) const {
+    const ModelConfig& m = config_.model;
+    uint64_t parameters = 0, state = 0;
+    for (const ParamSpec& p : engine_.model->params())
+      parameters += static_cast<uint64_t>(p.size());
+    for (const Piece& p : engine_.shard->wanted())
+      if (p.slot != "weight") state += p.mem.bytes();
+    const uint64_t flat = static_cast<uint64_t>(engine_.layout.elements()) * sizeof(float);
+    const int64_t micro = engine_.tokens.rows();
+    std::string arena;
+    for (const Arena::Item& item : engine_.arena.items())
+      arena += (arena.empty() ? "" : ", ") + item.what + " " + mebibytes(item.bytes);
+
+    say("world       " + plural(static_cast<uint64_t>(world_.size), "rank") + " on " +
+        plural(world_.nodes.size(), "node") + ", " + engine_.comm->name() + " communication; " +
+        engine_.ops->name() + " operations, " +
+        plural(static_cast<uint64_t>(engine_.threads), "thread") + " a rank");
+    say("model       " + grouped(parameters) + " parameters: " + std::to_string(m.layers) +
+        " layers, " + std::to_string(m.heads) + " heads, width " + std::to_string(m.width) +
+        ", context " + std::to_string(m.context));
+    say("data        " + config_.data.path + ": " + grouped(text_->bytes()) + " bytes, " +
+        grouped(text_->training_samples()) + " samples to train on, " +
+        grouped(text_->validation_samples()) + " to validate with");
+    say("batch       " + plural(static_cast<uint64_t>(config_.train.global_batch), "sequence") +
+        " a step, in micro-batches of " + std::to_string(micro));
+    say("memory      of a rank: weights " + mebibytes(flat) + ", gradients " + mebibytes(flat) +
+        ", optimizer " + mebibytes(state) + "; " + arena + " (" + engine_.arena.describe() + ")");
+    say("run         " + config_.run_dir + ", " +
+        (from ? "continued from " + from->path() : std::string("from the beginning")) +
+        ", to step " + std::to_string(last_step()));
+  }
+
+  // The loop ----------------------------------------------------------------------------------
+
+  Status loop() {
+    if (step_ == 0 && config_.train.eval_every > 0)
+      if (auto s = evaluate(); !s) return s;
+    while (step_ < last_step()) {
+      auto sums = one_step();
+      if (!sums) return forward(sums);
+      const bool last = step_ == last_step();
+      if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
+        if (auto s = evaluate(); !s) return s;
+      if (sums->stop > 0 && !last) return stop_early();
+      if (due(config_.checkpoint.every) && !last) (void)save();
+    }
+    return save();
+  }
+
+  bool due(int64_t every) const { return every > 0 && step_ % static_cast<uint64_t>(every) == 0; }
+
+  Result<Sums> one_step() {
+    const auto begin = Clock::now();
+    control_.progress(step_, "train");
+    auto sums = gradients();
+    if (!sums) return in_step(std::move(sums.error()));
+    const StepScalars scalars{schedule_.at(step_), config_.optim.clip, sums->tokens};
+    auto stats = engine_.shard->step(*engine_.stream, scalars);
+    if (!stats) return in_step(std::move(stats.error()));
+    ++step_;
+    position_.samples += static_cast<uint64_t>(config_.train.global_batch);
+    busy_ += Clock::now() - begin;
+    ++steps_timed_;
+    if (stats->skipped)
+      say("step " + std::to_string(step_) + ": the gradient is not finite; weights are unchanged");
+    if (due(config_.train.log_every) || step_ == last_step())
+      log({step_, sums->mean(), scalars.lr, stats->grad_norm, 0});
+    return sums;
+  }
+
+  // Forward and backward over this rank's part of the global batch; the reduction of gradients has
+  // begun when this returns.
+  Result<Sums> gradients() {
+    Engine& e = engine_;
+    Ctx ctx = e.context();
+    e.ops->fill(*e.stream, e.totals, 0.0);
+    e.shard->begin_step(*e.stream);
+    const auto mine = deal(position_.samples, config_.train.global_batch, e.tokens.rows(),
+                           world_.rank, world_.size);
+    for (size_t i = 0; i < mine.size(); ++i) {
+      auto batch = load(mine[i], /*training=*/true);
+      if (!batch) return forward(batch);
+      e.shard->begin_micro(i + 1 == mine.size());
+      {
+        const Traced traced(e.trace.get(), "step", "forward");
+        e.model->forward(ctx, *batch, *e.shard);
+      }
+      const Traced traced(e.trace.get(), "step", "backward");
+      e.model->backward(ctx, *batch, *e.shard);
+    }
+    if (mine.empty()) e.shard->no_micro(*e.stream);
+    return sum_up(stop_.asked());
+  }
+
+  // Loss and count of all ranks since they were last cleared.
+  Result<Sums> sum_up(bool stop) {
+    std::array<double, 3> values{0, 0, stop ? 1.0 : 0.0};
+    engine_.device->download(*engine_.stream, View(values.data(), DType::f64, {2}), engine_.totals);
+    if (auto s = engine_.stream->record().wait(deadline()); !s) return forward(s);
+    if (auto s = engine_.comm->all_sum(values, deadline()); !s) return forward(s);
+    return Sums{values[0], values[1], values[2]};
+  }
+
+  // Samples into the memory for batches. Validation samples lie evenly over their part of the text.
+  Result<Batch> load(const Micro& micro, bool training) {
+    // The host side of the copy before this one is free when that copy is done.
+    if (auto s = uploaded_.wait(deadline()); !s) return forward(s);
+    const int64_t context = config_.model.context;
+    host_tokens_.assign(static_cast<size_t>(micro.count * context), 0);
+    host_targets_.assign(host_tokens_.size(), -1);
+    for (int64_t i = 0; i < micro.count; ++i) {
+      const uint64_t g = micro.first + static_cast<uint64_t>(i);
+      int32_t *tokens = host_tokens_.data() + i * context,
+              *targets = host_targets_.data() + i * context;
+      Status read;
+      if (training)
+        read = text_->training(order(config_.train.seed, g, text_->training_samples()), tokens,
+                               targets);
+      else
+        read = text_->validation(g * text_->validation_samples() / evaluated_samples(), tokens,
+                                 targets);
+      if (!read) return forward(read);
+    }
+    return upload(micro.count);
+  }
+
+  Batch upload(int64_t sequences) {
+    const int64_t context = config_.model.context;
+    const Batch batch = engine_.batch(sequences);
+    auto host = [&](std::vector<int32_t>& v) {
+      return View(v.data(), DType::i32, {sequences, context});
+    };
+    engine_.device->upload(*engine_.stream, batch.tokens, host(host_tokens_));
+    engine_.device->upload(*engine_.stream, batch.targets, host(host_targets_));
+    uploaded_ = engine_.stream->record();
+    return batch;
+  }
+
+  // Evaluation --------------------------------------------------------------------------------
+
+  uint64_t evaluated_samples() const {
+    return std::min(text_->validation_samples(),
+                    static_cast<uint64_t>(config_.train.eval_batches * config_.train.global_batch));
+  }
+
+  Status evaluate() {
+    control_.progress(step_, "evaluate");
+    auto loss = validation_loss();
+    if (!loss) return in_step(std::move(loss.error()));
+    say("step " + std::to_string(step_) + "/" + std::to_string(last_step()) + "  validation loss " +
+        fixed(*loss, 4));
+    if (speaks()) note(metrics_.add_validation(step_, *loss));
+    return {};
+  }
+
+  Result<double> validation_loss() {
+    Engine& e = engine_;
+    Ctx ctx = e.context();
+    e.ops->fill(*e.stream, e.totals, 0.0);
+    const int64_t samples = static_cast<int64_t>(evaluated_samples()), micro = e.tokens.rows();
+    const auto mine = deal(0, samples, micro, world_.rank, world_.size);
+    // Every rank runs as many passes as the one with the most: a pass may be a collective.
+    const int64_t passes = (samples + micro * world_.size - 1) / (micro * world_.size);
+    for (int64_t i = 0; i < passes; ++i) {
+      const bool idle = i >= static_cast<int64_t>(mine.size());
+      auto batch = idle ? blank() : load(mine[static_cast<size_t>(i)], /*training=*/false);
+      if (!batch) return forward(batch);
+      e.model->evaluate(ctx, *batch, *e.shard);
+    }
+    auto sums = sum_up(false);
+    if (!sums) return forward(sums);
+    return sums->mean();
+  }
+
+  // One sequence of which no token counts.
+  Result<Batch> blank() {
+    if (auto s = uploaded_.wait(deadline()); !s) return forward(s);
+    host_tokens_.assign(static_cast<size_t>(config_.model.context), 0);
+    host_targets_.assign(host_tokens_.size(), -1);
+    return upload(1);
+  }
+
+  // Saving ------------------------------------------------------------------------------------
+
+  // Says what happened. A failed save costs that checkpoint, not the run.
+  Status save() {
+    control_.progress(step_, "save");
+    TensorSizes tensors;
+    for (const ParamSpec& p : engine_.model->params()) tensors[p.name] = p.size();
+    const State state{step_, position_.samples, engine_.shard->updates(), text_->digest(),
+                      settings_of(config_)};
+    auto saved =
+        writer_->save(engine_.shard->owned(), tensors, state, *engine_.device, *engine_.stream);
+    if (!saved) {
+      say(saved.error().what +
+          (durable_ > 0 ? "; the checkpoint of step " + std::to_string(durable_) + " is intact"
+                        : std::string("; there is none yet")));
+      return saved;
+    }
+    durable_ = step_;
+    if (auto done = writer_->poll(); done && *done)
+      say("checkpoint: step " + std::to_string(step_) + " durable, " + mebibytes((*done)->bytes) +
+          ", " + fixed((*done)->write.count() * 1000, 0) + " ms");
+    note(writer_->retain(config_.checkpoint.keep));
+    return {};
+  }
+
+  Status stop_early() {
+    if (auto s = save(); !s) return s;
+    return fail("stopped early at step " + std::to_string(step_) + " with a durable checkpoint",
+                exit_code::requeue);
+  }
+
+  // Saying ------------------------------------------------------------------------------------
+
+  void log(StepRecord record) {
+    if (!speaks()) return;
+    const double seconds = busy_.count() / static_cast<double>(steps_timed_);
+    record.tokens_per_second =
+        static_cast<double>(config_.train.global_batch * config_.model.context) / seconds;
+    char line[200];
+    std::snprintf(
+        line, sizeof line, "step %llu/%llu  loss %.4f  lr %.2e  norm %.3f  %s tokens/s  left %s",
+        static_cast<unsigned long long>(record.step), static_cast<unsigned long long>(last_step()),
+        record.loss, record.learning_rate, record.grad_norm,
+        grouped(static_cast<uint64_t>(record.tokens_per_second)).c_str(),
+        duration(seconds * static_cast<double>(last_step() - record.step)).c_str());
+    say(line);
+    note(metrics_.add(record));
+    busy_ = {};
+    steps_timed_ = 0;
+  }
+
+  // What is worth a line and no more.
+  void note(const Status& s) const {
+    if (!s) say("warning: " + s.error().what);
+  }
+
+  Status write_trace() const {
+    if (!engine_.trace) return {};
+    const std::string suffix = world_.rank == 0 ? "" : ".rank" + std::to_string(world_.rank);
+    return engine_.trace->write(config_.trace + suffix);
+  }
+
+  const RunConfig& config_;
+  WorkerControl& control_;
+  const World& world_;
+  const Schedule schedule_;
+  StopRequest stop_;  // before the engine, which starts threads
+  std::unique_ptr<Text> text_;
+  std::unique_ptr<Writer> writer_;
+  Engine engine_;
+  Metrics metrics_;  // rank 0
+
+  uint64_t step_ = 0;  // done
+  Position position_;
+  uint64_t durable_ = 0;  // step of the last checkpoint; 0: none
+  std::vector<int32_t> host_tokens_, host_targets_;
+  Event uploaded_;
+  Seconds busy_{0};  // of the steps since the last line
+  int steps_timed_ = 0;
+};
+
+}  // namespace
+
+Status train(const RunConfig& config, WorkerControl& control) { return Run(config, control).go(); }
+
+}  // namespace trainlaunch

@@ -1,0 +1,15 @@
+// Numbers for people.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace trainlaunch {
+
+std::string grouped(uint64_t n);                   // "1,115,394"
+std::string mebibytes(uint64_t bytes);             // "12.3 MiB"
+std::string duration(double seconds);              // "8s", "1m 20s", "2h 05m"
+std::string fixed(double x, int digits);           // printf's %.*f
+std::string plural(uint64_t n, const char* what);  // "1 rank", "4 ranks"
+
+}  // namespace trainlaunch
