@@ -35,25 +35,39 @@ Fixed<256> list_of(const Bits<N>& bits) {
   return list;
 }
 
-cpu_set_t* as_cpu_set(CpuBits& bits) { return reinterpret_cast<cpu_set_t*>(bits.word); }
+bool get_mask(CpuBits& mask) {
+  return sched_getaffinity(0, sizeof mask.word, reinterpret_cast<cpu_set_t*>(mask.word)) == 0;
+}
+
+bool set_mask(const CpuBits& mask) {
+  return sched_setaffinity(0, sizeof mask.word, reinterpret_cast<const cpu_set_t*>(mask.word)) == 0;
+}
 
 }  // namespace
 
-bool apply_cpus(const CpuBits& want, Reason& why) {
-  CpuBits allowed, mask;
-  if (sched_getaffinity(0, sizeof allowed.word, as_cpu_set(allowed)) != 0) {
+bool apply_cpus(const CpuBits& want, Within within, Reason& why) {
+  CpuBits before, allowed, mask;
+  if (!get_mask(before)) {
     why.set("CPUs: ", strerrordesc_np(errno));
     return false;
   }
+  allowed = before;
+  if (within == Within::cpuset) {
+    // Asked for every CPU, the kernel gives those of the cpuset.
+    CpuBits every;
+    for (unsigned long& w : every.word) w = ~0ul;
+    if (set_mask(every) && !get_mask(allowed)) allowed = before;
+  }
   for (size_t i = 0; i < sizeof mask.word / sizeof *mask.word; ++i)
     mask.word[i] = want.word[i] & allowed.word[i];
-  if (mask.none()) {
+  if (mask.none())
     why.set("CPUs ", list_of(want).view(), " are not among its allowed ones, ",
             list_of(allowed).view(), "; mask left as it was");
-    return false;
-  }
-  if (sched_setaffinity(0, sizeof mask.word, as_cpu_set(mask)) == 0) return true;
-  why.set("CPUs ", list_of(mask).view(), ": ", strerrordesc_np(errno));
+  else if (set_mask(mask))
+    return true;
+  else
+    why.set("CPUs ", list_of(mask).view(), ": ", strerrordesc_np(errno));
+  if (within == Within::cpuset) set_mask(before);
   return false;
 }
 

@@ -44,6 +44,7 @@ struct State {
   Options options;
   bool strict = false;
   Asked asked;
+  Within within = Within::mask;
   Reason error;          // the first; empty: none
   bool planned = false;  // `answer` holds a plan
   Answer answer;         // looks into `answer_text`
@@ -267,6 +268,8 @@ void add_cores(spank_t sp, Words& words) {
     keep_error(Reason().set("the job step's list of cores is too long for Slurm to tell"));
   else
     words.add("--cores=", cores);
+  // The plan keeps to these cores, so Slurm's own choice among them can be replaced.
+  state.within = Within::cpuset;
 }
 
 void add_options(Words& words, bool requested) {
@@ -470,8 +473,9 @@ void bind_rank(spank_t sp) {
 
   const RankPlan plan = state.answer.plan(static_cast<unsigned>(id));
   Reason cpus, mems;
-  const bool bound_cpus = !plan.has_cpus || apply_cpus(plan.cpus, cpus);
-  const bool bound_mems = apply_mems(plan.mem_policy, plan.mems, mems);
+  const bool bound_cpus =
+      !plan.has_cpus || state.asked.cpu || apply_cpus(plan.cpus, state.within, cpus);
+  const bool bound_mems = state.asked.mem || apply_mems(plan.mem_policy, plan.mems, mems);
   if (state.strict && !bound_cpus) stop(sp, id, cpus);
   if (state.strict && !bound_mems) stop(sp, id, mems);
   set_variables(sp, plan);

@@ -644,8 +644,8 @@ TEST_CASE("what nccl.conf sets is found as NCCL finds it") {
 
 // --- Applying ---
 
-TEST_CASE("the mask is only ever narrowed, and never emptied") {
-  CpuBits before, now, want;
+TEST_CASE("a mask is never emptied, and widened only where the plan may replace it") {
+  CpuBits before, now, none_such;
   auto* const set = reinterpret_cast<cpu_set_t*>(before.word);
   REQUIRE(sched_getaffinity(0, sizeof before.word, set) == 0);
   const std::vector<int> allowed = members(before);
@@ -655,22 +655,28 @@ TEST_CASE("the mask is only ever narrowed, and never emptied") {
   };
 
   Reason why;
-  want.set(8191);  // no machine of ours has it
-  CHECK_FALSE(apply_cpus(want, why));
-  CHECK(why.view().find("CPUs 8191 are not among its allowed ones") == 0);
-  CHECK(mask() == allowed);
-
-  want.set(allowed.back());
-  CHECK(apply_cpus(want, why));
-  CHECK(mask() == std::vector<int>{allowed.back()});
-
-  // What was given up cannot come back.
-  if (allowed.size() > 1) {
-    CpuBits other;
-    other.set(allowed.front());
-    CHECK_FALSE(apply_cpus(other, why));
-    CHECK(mask() == std::vector<int>{allowed.back()});
+  none_such.set(8191);  // no machine of ours has it
+  for (const Within within : {Within::mask, Within::cpuset}) {
+    CHECK_FALSE(apply_cpus(none_such, within, why));
+    CHECK(starts_with(why.view(), "CPUs 8191 are not among its allowed ones"));
+    CHECK(mask() == allowed);
   }
+
+  CpuBits first, last = none_such;
+  first.set(allowed.front());
+  last.set(allowed.back());
+  CHECK(apply_cpus(last, Within::mask, why));
+  CHECK(mask() == std::vector<int>{allowed.back()});
+  if (allowed.size() > 1) {
+    CHECK_FALSE(apply_cpus(first, Within::mask, why));
+    CHECK(mask() == std::vector<int>{allowed.back()});
+    CHECK(apply_cpus(first, Within::cpuset, why));
+    CHECK(mask() == std::vector<int>{allowed.front()});
+  }
+  // A failure does not leave it wide.
+  const std::vector<int> narrow = mask();
+  CHECK_FALSE(apply_cpus(none_such, Within::cpuset, why));
+  CHECK(mask() == narrow);
   REQUIRE(sched_setaffinity(0, sizeof before.word, set) == 0);
 }
 
