@@ -252,13 +252,11 @@ class Reader {
       nic.link_layer = LinkLayer::omni_path;
     if (nic.link_layer == LinkLayer::unknown) {
       const std::string lid = info(o, prefix + "LID");
-      if (pci.class_id == 0x0207 || pci.class_id == 0x0c06)
+      // An InfiniBand port that is up has a local identifier.
+      const bool identified = !lid.empty() && lid != "0x0";
+      if (pci.class_id == 0x0207 || pci.class_id == 0x0c06 || identified)
         nic.link_layer = LinkLayer::infiniband;
-      else if (lid == "0x0")  // InfiniBand ports have a local identifier, 0xffff while down
-        nic.link_layer = LinkLayer::ethernet;
-      else if (!lid.empty())
-        nic.link_layer = LinkLayer::infiniband;
-      else if (pci.class_id == 0x0200)
+      else if (pci.class_id == 0x0200 || (nic.active && lid == "0x0"))
         nic.link_layer = LinkLayer::ethernet;
     }
     add(std::move(nic), d, id, place);
