@@ -25,8 +25,8 @@ enum class EnvMode : uint8_t { keep, set, off };
 struct EnvOptions {
   EnvMode mode = EnvMode::keep;
   // Slurm's words for the step's GPUs, one for each of Plan::gpus; empty: numbers in PCI order.
-  std::vector<std::string> devices;
-  Route route;  // to the job's other nodes
+  std::vector<std::string> devices{};
+  Route route{};  // to the job's other nodes
 };
 
 struct Variable {
