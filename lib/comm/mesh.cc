@@ -4,6 +4,7 @@
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <exception>
@@ -61,6 +62,27 @@ class GatherStore final : public gloo::rendezvous::Store {
   Deadline deadline_;
   std::vector<std::string> all_;
 };
+
+// Gloo's thread polls without sleeping while another holds the lock that it needs. It must not push
+// that other aside when it wakes: on busy processors it then spins for whole time slices (measured:
+// 2.7 ms of processor time instead of 0.4 for exchanging 1 MB). As a batch thread it never does.
+std::shared_ptr<gloo::transport::Device> make_device(const std::string& address) {
+  SignalsBlocked blocked;
+  const int policy = sched_getscheduler(0);
+  sched_param priority{};
+  sched_getparam(0, &priority);
+  const sched_param none{};
+  sched_setscheduler(0, SCHED_BATCH, &none);
+  const auto restore = [&] { sched_setscheduler(0, policy, &priority); };
+  try {
+    auto device = gloo::transport::tcp::CreateDevice(address.c_str());
+    restore();
+    return device;
+  } catch (...) {
+    restore();
+    throw;
+  }
+}
 
 class GlooMesh final : public Mesh {
  public:
@@ -167,11 +189,7 @@ Result<std::unique_ptr<Mesh>> connect_mesh(Control& control, const std::string& 
   try {
     NoBrokenPipe guard;
     GatherStore store(control, deadline);
-    std::shared_ptr<gloo::transport::Device> device;
-    {
-      SignalsBlocked blocked;  // it starts a thread
-      device = gloo::transport::tcp::CreateDevice(address.c_str());
-    }
+    auto device = make_device(address);
     auto context = std::make_shared<gloo::rendezvous::Context>(world.rank, world.size);
     // Gloo waits five times as long for a connection.
     context->setTimeout(std::max(left(deadline) / 5, Millis(1)));
