@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <set>
@@ -12,6 +13,7 @@
 #include "comm/kinds.h"
 #include "gpt_reference.h"
 #include "optim/buckets.h"
+#include "ranks.h"
 
 using namespace trainlaunch;
 using namespace trainlaunch::test;
@@ -70,6 +72,13 @@ class RecordingComm final : public Comm {
 std::vector<double> values(View v) {
   const float* p = v.as<float>();
   return std::vector<double>(p, p + v.size());
+}
+
+Result<std::unique_ptr<Comm>> make_test_comm(Control& control, const std::vector<int>& sockets) {
+  CommOptions options;
+  options.timeout = Seconds(30);
+  options.interface = "lo";
+  return make_comm(control, sockets, options);
 }
 
 // Everything a rank trains with.
@@ -462,6 +471,83 @@ TEST_CASE("weights are gathered after a step, and waited for before they are rea
   const auto failed = step();
   REQUIRE_FALSE(failed);
   CHECK(failed.error().what == "the network is gone");
+}
+
+TEST_CASE("any number of ranks trains like PyTorch, with equal bits on every rank") {
+  const auto& expected = reference()["training"];
+  const size_t steps = expected["losses"].size();
+  const std::vector<std::vector<int>> worlds = {{1}, {2}, {3}, {4}, {2, 1}};
+  for (const std::vector<int>& per_node : worlds) {
+    for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+      // What a rank ends with: loss and norm of each step, then all weights.
+      auto body = [&](Control& control, const std::vector<int>& sockets) -> std::string {
+        auto comm = make_test_comm(control, sockets);
+        if (!comm) return comm.error().what;
+        Comm& world = **comm;
+        Trainer t(std::move(*comm), reference_options(policy));
+        t.use_reference_weights();
+        // Three sequences: of four ranks, one has none.
+        HostBatch batch = reference_batch();
+        std::vector<Batch> mine;
+        for (int64_t i = 0; i < batch.sequences; ++i) {
+          if (i % world.size() == world.rank()) mine.push_back(batch.part(i, 1));
+        }
+        std::vector<double> record;
+        for (size_t s = 0; s < steps; ++s) {
+          const StepStats stats = t.step(mine, reference_scalars());
+          double loss = t.loss();
+          if (auto ok = world.all_sum({&loss, 1}, Deadline::in(Seconds(20))); !ok)
+            return ok.error().what;
+          record.push_back(loss / reference_scalars().tokens);
+          record.push_back(stats.grad_norm);
+        }
+        const std::vector<double> weights = t.all_weights();
+        record.insert(record.end(), weights.begin(), weights.end());
+        return std::string(reinterpret_cast<const char*>(record.data()), record.size() * 8);
+      };
+      const std::vector<std::string> results = testing::run_ranks({per_node}, body);
+
+      for (const std::string& r : results) CHECK((r == results[0]));
+      std::vector<double> record(results[0].size() / 8);
+      std::memcpy(record.data(), results[0].data(), record.size() * 8);
+      REQUIRE_MESSAGE(record.size() > 2 * steps, results[0]);
+      for (size_t s = 0; s < steps; ++s) {
+        CHECK(record[2 * s] == doctest::Approx(expected["losses"][s].get<double>()).epsilon(1e-5));
+        CHECK(record[2 * s + 1] ==
+              doctest::Approx(expected["grad_norms"][s].get<double>()).epsilon(1e-5));
+      }
+      auto model = make_gpt(reference_config());
+      REQUIRE(model);
+      auto next = record.begin() + 2 * steps;
+      for (const ParamSpec& spec : (*model)->params()) {
+        check_summary(spec.hf, std::vector<double>(next, next + spec.size()),
+                      expected["weights"][spec.hf], 2e-5);
+        next += spec.size();
+      }
+    }
+  }
+}
+
+TEST_CASE("a gradient that is not finite on one rank is skipped by all") {
+  for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    auto body = [&](Control& control, const std::vector<int>& sockets) -> std::string {
+      auto comm = make_test_comm(control, sockets);
+      if (!comm) return comm.error().what;
+      Trainer t(std::move(*comm), reference_options(policy));
+      const auto before = t.all_weights();
+      HostBatch batch = reference_batch();
+      t.shard->begin_step(*t.stream);
+      if (t.comm->rank() == 1) {
+        t.shard->grad(2).as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+      }
+      t.micro(batch.part(t.comm->rank(), 1), true);
+      auto stats = t.shard->step(*t.stream, reference_scalars());
+      if (!stats) return stats.error().what;
+      if (!stats->skipped || t.shard->updates() != 0) return "not skipped";
+      return t.all_weights() == before ? "" : "the weights changed";
+    };
+    for (const std::string& r : testing::run_ranks({{3}}, body)) CHECK(r == "");
+  }
 }
 
 TEST_CASE("a step before all gradients are there is an error") {
