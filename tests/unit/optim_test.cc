@@ -388,6 +388,26 @@ TEST_CASE("the ranks together own every element of every slot once") {
   }
 }
 
+TEST_CASE("what some ranks saved, any other number of ranks loads") {
+  for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    auto save_all = [&](int size, const Saved* from) {
+      Saved saved;
+      for (int rank = 0; rank < size; ++rank) {
+        Trainer t(std::make_unique<RecordingComm>(rank, size), reference_options(policy));
+        if (from) load(*t.shard, *from);
+        save(*t.shard, saved);
+      }
+      return saved;
+    };
+    Saved saved = save_all(2, nullptr);
+    float unique = 0;
+    for (auto& [name, elements] : saved) {
+      for (auto& [i, value] : elements) value = ++unique;
+    }
+    for (int size : {1, 3, 4}) CHECK(save_all(size, &saved) == saved);
+  }
+}
+
 TEST_CASE("reductions are issued in one order, while backward runs, on the last micro-batch only") {
   for (ShardPolicy policy : {ShardPolicy::none, ShardPolicy::optimizer}) {
     Trainer t(std::make_unique<RecordingComm>(1, 2), reference_options(policy));
