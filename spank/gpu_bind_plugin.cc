@@ -236,7 +236,7 @@ Fixed<256> node_name(spank_t sp) {
     name.set(last ? last + 1 : address);
   }
   utsname host;
-  if (name.empty() && uname(&host) == 0) {
+  if ((name.empty() || !all_printable(name.view())) && uname(&host) == 0) {
     if (char* dot = strchr(host.nodename, '.')) *dot = '\0';
     name.set(host.nodename);
   }
