@@ -71,14 +71,15 @@ TEST_CASE("cpu: products") {
     int64_t m, n, k;
   };
   const Reference r;
-  for (const auto [m, n, k] : {Case{1, 1, 1},
-                               {1, 300, 80},
-                               {7, 5, 3},
-                               {33, 80, 17},
-                               {64, 64, 64},
-                               {65, 240, 80},
-                               {100, 31, 450},
-                               {17, 33, 1}}) {
+  for (const Case& shape : {Case{1, 1, 1},
+                            {1, 300, 80},
+                            {7, 5, 3},
+                            {33, 80, 17},
+                            {64, 64, 64},
+                            {65, 240, 80},
+                            {100, 31, 450},
+                            {17, 33, 1}}) {
+    const int64_t m = shape.m, n = shape.n, k = shape.k;
     const F32 a = random<float>({m, k}, 1), at = random<float>({k, m}, 2),
               b = random<float>({k, n}, 3), bt = random<float>({n, k}, 4),
               bias = random<float>({n}, 5), start = random<float>({m, n}, 6);
@@ -165,7 +166,8 @@ TEST_CASE("cpu: exp is within 2 units in the last place") {
 
 TEST_CASE("cpu: bias and GELU backwards") {
   const Reference r;
-  for (const auto& [rows, n] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {50, 67}, {450, 320}}) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {50, 67}, {450, 320}}) {
+    const int64_t rows = shape.first, n = shape.second;
     INFO("rows ", rows, " n ", n);
     const F32 pre = random<float>({rows, n}, 1, 6.0), dy = random<float>({rows, n}, 2),
               start = random<float>({n}, 3);
@@ -207,7 +209,8 @@ TEST_CASE("cpu: embedding") {
 
 TEST_CASE("cpu: layer norm") {
   const Reference r;
-  for (const auto& [rows, C] : {std::pair<int64_t, int64_t>{1, 1}, {1, 80}, {37, 13}, {450, 131}}) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>{1, 1}, {1, 80}, {37, 13}, {450, 131}}) {
+    const int64_t rows = shape.first, C = shape.second;
     INFO("rows ", rows, " C ", C);
     const F32 x = random<float>({rows, C}, 1), gain = random<float>({C}, 2),
               bias = random<float>({C}, 3), dy = random<float>({rows, C}, 4),
@@ -237,13 +240,14 @@ TEST_CASE("cpu: attention") {
     int64_t B, T, H, width;  // of a head
   };
   const Reference r;
-  for (const auto [B, T, H, width] : {Case{1, 1, 1, 1},
-                                      {2, 5, 3, 3},
-                                      {1, 63, 2, 16},
-                                      {2, 64, 1, 32},
-                                      {3, 65, 2, 20},
-                                      {1, 150, 2, 40},
-                                      {1, 128, 4, 7}}) {
+  for (const Case& shape : {Case{1, 1, 1, 1},
+                            {2, 5, 3, 3},
+                            {1, 63, 2, 16},
+                            {2, 64, 1, 32},
+                            {3, 65, 2, 20},
+                            {1, 150, 2, 40},
+                            {1, 128, 4, 7}}) {
+    const int64_t B = shape.B, T = shape.T, H = shape.H, width = shape.width;
     INFO("B ", B, " T ", T, " H ", H, " width ", width);
     const int64_t C = H * width;
     const F32 qkv = random<float>({B * T, 3 * C}, 1, 2.0), dout = random<float>({B * T, C}, 2);
@@ -298,8 +302,9 @@ TEST_CASE("cpu: head and loss") {
   };
   const Reference r;
   // 257 and 600 rows of a large vocabulary are several chunks.
-  for (const auto [rows, C, V] :
+  for (const Case& shape :
        {Case{1, 4, 2}, {5, 80, 256}, {450, 33, 300}, {257, 8, 50257}, {600, 3, 4099}}) {
+    const int64_t rows = shape.rows, C = shape.C, V = shape.V;
     INFO("rows ", rows, " C ", C, " V ", V);
     const F32 x = random<float>({rows, C}, 1), weight = random<float>({V, C}, 2),
               start = random<float>({V, C}, 3);
