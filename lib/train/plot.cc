@@ -131,9 +131,9 @@ std::string draw_text(const Curves& curves, int columns, int rows, bool unicode)
   std::vector<std::string> labels(static_cast<size_t>(rows));
   for (double t : f.loss_ticks)
     labels[static_cast<size_t>(place(1 - f.up(t), rows))] = tick_label(t);
-  std::string out =
-      padded("", gutter) + (unicode ? "  loss, nats per byte: ⠤⠤ training, ● validation\n"
-                                    : "  loss, nats per byte: .. training, o validation\n");
+  std::string out = padded("", gutter) +
+                    (unicode ? "  loss (nats per byte) by step: ⠤⠤ training, ● validation\n"
+                             : "  loss (nats per byte) by step: .. training, o validation\n");
   for (int r = 0; r < rows; ++r) {
     const std::string& label = labels[static_cast<size_t>(r)];
     out += padded(label, gutter) + (unicode ? (label.empty() ? " │" : " ┤") : " |") +
@@ -151,7 +151,7 @@ std::string draw_text(const Curves& curves, int columns, int rows, bool unicode)
     below.resize(std::max(below.size(), begin), ' ');
     below += label;
   }
-  return out + "\n" + below + "  step\n";
+  return out + "\n" + below + "\n";
 }
 
 namespace {

@@ -41,7 +41,10 @@ std::string Printable::put(uint8_t byte) {
   if (!begun_.empty()) {
     const bool fits = begun_.size() == 1 ? second_fits(static_cast<uint8_t>(begun_[0]), byte)
                                          : byte >= 0x80 && byte <= 0xBF;
-    if (!fits) return finish() + put(byte);
+    if (!fits) {
+      const std::string broken = finish();
+      return broken + put(byte);
+    }
     begun_ += c;
     if (begun_.size() < length_) return "";
     return std::exchange(begun_, "");

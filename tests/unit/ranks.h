@@ -29,11 +29,11 @@ struct Board {
   struct Entry {
     std::atomic<bool> ready{false};
     std::array<char, 128> key{};
-    std::array<char, 4096> value{};
+    std::array<char, 8192> value{};
     size_t size = 0;
   };
   std::atomic<size_t> count{0};
-  std::array<Entry, 4096> entries;
+  std::array<Entry, 2048> entries;
 };
 
 class BoardControl final : public Control {
@@ -43,7 +43,7 @@ class BoardControl final : public Control {
 
   Status put(std::string_view key, std::string_view value) override {
     const size_t i = board_.count.fetch_add(1);
-    if (i >= board_.entries.size() || key.size() >= 128 || value.size() > 4096)
+    if (i >= board_.entries.size() || key.size() >= 128 || value.size() > 8192)
       return fail("the board is full");
     Board::Entry& e = board_.entries[i];
     std::memcpy(e.key.data(), key.data(), key.size());

@@ -1,0 +1,437 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "train/train.h"
+
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/mount.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "ckpt/ckpt.h"
+#include "ranks.h"
+#include "temporary.h"
+#include "train/metrics.h"
+
+using namespace trainlaunch;
+using nlohmann::json;
+
+namespace {
+
+// A text in which each byte says which one follows.
+std::string pattern(size_t bytes) {
+  std::string text;
+  while (text.size() < bytes) text += "abcdefghijklmnopqrstuvw\n";
+  return text.substr(0, bytes);
+}
+
+// A text that nothing can learn completely: words in an order that a generator chose.
+std::string words(size_t bytes) {
+  static const char* const list[] = {"alpha ", "beta ", "gamma ", "delta\n", "of ", "and "};
+  std::string text;
+  for (uint64_t i = 0; text.size() < bytes; ++i)
+    text += list[philox(99, RandomStream::order, i, 0)[0] % 6];
+  return text.substr(0, bytes);
+}
+
+class Worker final : public WorkerControl {
+ public:
+  Worker(Control& control, const std::vector<int>& sockets)
+      : control_(control), sockets_(sockets) {}
+  const World& world() const override { return control_.world(); }
+  Status put(std::string_view key, std::string_view value) override {
+    return control_.put(key, value);
+  }
+  Result<std::string> get(std::string_view key, Deadline deadline) override {
+    return control_.get(key, deadline);
+  }
+  Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
+                                          Deadline deadline) override {
+    return control_.gather(name, mine, deadline);
+  }
+  const std::vector<int>& local_sockets() const override { return sockets_; }
+  void progress(uint64_t, std::string_view) noexcept override {}
+
+ private:
+  Control& control_;
+  std::vector<int> sockets_;
+};
+
+using Act = std::function<Status(WorkerControl&)>;
+
+// What each rank came to: "" or "<exit code> <error>". Processes, so that each has its own threads.
+std::vector<std::string> as_ranks(const std::vector<int>& per_node, const Act& act,
+                                  const std::string& output = "/dev/null") {
+  std::fflush(stdout);
+  return trainlaunch::testing::run_ranks(
+      {per_node}, [&](Control& control, const std::vector<int>& sockets) -> std::string {
+        (void)!freopen(output.c_str(), control.world().rank == 0 ? "w" : "a", stdout);
+        Worker worker(control, sockets);
+        auto s = act(worker);
+        std::fflush(stdout);
+        return s ? "" : std::to_string(s.error().exit) + " " + s.error().what;
+      });
+}
+
+std::string train_as(const std::vector<int>& per_node, const RunConfig& config,
+                     const std::string& output = "/dev/null") {
+  const auto all = as_ranks(
+      per_node, [&](WorkerControl& c) { return train(config, c); }, output);
+  for (const std::string& s : all)
+    if (s != all[0]) return "ranks differ: " + all[0] + " | " + s;
+  return all[0];
+}
+
+RunConfig small(const Temporary& dir, const std::string& name = "run") {
+  if (!std::filesystem::exists(dir / "text")) write_file(dir / "text", words(20000));
+  RunConfig c;
+  c.run_dir = dir / name;
+  c.data.path = dir / "text";
+  c.model = {1, 2, 16, 16};
+  c.train.steps = 12;
+  c.train.global_batch = 8;
+  c.train.log_every = 1;
+  c.train.eval_every = 0;
+  c.train.threads = 1;
+  c.train.deadline = 20;
+  c.optim.warmup = 4;
+  c.optim.lr = 1e-2;
+  c.checkpoint.every = 0;
+  c.parallel.bucket_mib = 0.01;
+  return c;
+}
+
+std::vector<json> records(const RunConfig& c) {
+  std::vector<json> all;
+  std::istringstream in(read_file(c.run_dir + "/metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) all.push_back(json::parse(line));
+  return all;
+}
+std::vector<double> losses(const RunConfig& c) {
+  std::vector<double> all;
+  for (const json& j : records(c))
+    if (j.contains("loss")) all.push_back(j["loss"]);
+  return all;
+}
+
+// Everything of a checkpoint's tensors: the digests of its shards.
+json weights(const RunConfig& c, const std::string& step) {
+  return json::parse(read_file(c.run_dir + "/step-" + step + "/MANIFEST.json"))["files"];
+}
+
+}  // namespace
+
+TEST_CASE("an untrained model is as good as a guess, a trained one knows its text") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  write_file(dir / "pattern", pattern(20000));
+  c.data.path = dir / "pattern";
+  c.model.context = 25;  // samples begin at every place of the pattern
+  c.train.steps = 150;
+  c.train.eval_every = 50;
+  c.optim.weight_decay = 0;
+  REQUIRE(train_as({1}, c, dir / "out") == "");
+  std::map<uint64_t, double> validation;
+  for (const json& j : records(c))
+    if (j.contains("validation_loss")) validation[j["step"]] = j["validation_loss"];
+  REQUIRE(validation.size() == 4);
+  CHECK(validation[0] == doctest::Approx(std::log(256)).epsilon(0.02));
+  CHECK(validation[150] < 0.2);
+  CHECK(losses(c).size() == 150);
+
+  const std::string out = read_file(dir / "out");
+  for (const char* part :
+       {"world       1 rank on 1 node", "parameters", "memory ", "step 10/150  loss ", "tokens/s",
+        "left ", "step 50/150  validation loss ", "checkpoint: step 150 durable, "})
+    CHECK_MESSAGE(out.find(part) != std::string::npos, part);
+
+  SUBCASE("and continues it") {
+    GenerateOptions options;
+    options.prompt = "abcdef";
+    options.tokens = 60;
+    options.temperature = 0;
+    const auto all = as_ranks({1}, [&](WorkerControl&) -> Status {
+      std::string text;
+      auto s = generate_from_run(c.run_dir, std::nullopt, options,
+                                 [&](std::string_view piece) { text += piece; });
+      if (!s) return s;
+      return fail(text);
+    });
+    CHECK(all[0] == "1 " + pattern(66));
+  }
+  SUBCASE("and its curve can be drawn") {
+    setenv("LC_ALL", "C", 1);
+    auto text = report(c.run_dir, 80);
+    REQUIRE(text);
+    CHECK(text->find("after 150 steps: training loss ") != std::string::npos);
+    CHECK(std::all_of(text->begin(), text->end(),
+                      [](char ch) { return ch == '\n' || (ch >= ' ' && ch <= '~'); }));
+    const std::string svg = read_file(c.run_dir + "/loss.svg");
+    CHECK(svg.starts_with("<svg "));
+    CHECK(svg.ends_with("</svg>\n"));
+  }
+}
+
+TEST_CASE("any number of ranks gives the same losses") {
+  Temporary dir;
+  RunConfig alone = small(dir, "alone");
+  REQUIRE(train_as({1}, alone) == "");
+  const auto expected = losses(alone);
+  REQUIRE(expected.size() == 12);
+  CHECK(expected.back() < expected.front() - 0.5);
+  int n = 0;
+  for (ShardPolicy shard : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    for (const auto& per_node : std::vector<std::vector<int>>{{2}, {3}, {4}, {1, 1}, {2, 2}}) {
+      RunConfig c = small(dir, "run" + std::to_string(n++));
+      c.parallel.shard = shard;
+      REQUIRE(train_as(per_node, c) == "");
+      const auto got = losses(c);
+      REQUIRE(got.size() == expected.size());
+      for (size_t i = 0; i < got.size(); ++i)
+        CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+    }
+  }
+}
+
+TEST_CASE("ranks without a micro-batch and uneven ones join in") {
+  Temporary dir;
+  std::vector<std::vector<double>> all;
+  for (auto [ranks, micro] : {std::pair{1, 0}, {1, 3}, {4, 8}, {3, 3}}) {
+    RunConfig c = small(dir, "run" + std::to_string(all.size()));
+    c.train.steps = 4;
+    c.train.micro_batch = micro;
+    c.train.eval_every = 2;
+    c.train.eval_batches = 1;
+    REQUIRE(train_as({ranks}, c) == "");
+    all.emplace_back();
+    for (const json& j : records(c))
+      all.back().push_back(j.contains("loss") ? j["loss"] : j["validation_loss"]);
+    REQUIRE(all.back().size() == 7);
+    for (size_t i = 0; i < 7; ++i)
+      CHECK(all.back()[i] == doctest::Approx(all.front()[i]).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("a run that was interrupted ends with the same bits") {
+  for (ShardPolicy shard : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    Temporary dir;
+    RunConfig whole = small(dir, "whole"), parts = small(dir, "parts");
+    whole.parallel.shard = parts.parallel.shard = shard;
+    whole.checkpoint.every = parts.checkpoint.every = 4;
+    REQUIRE(train_as({2}, whole) == "");
+    RunConfig first = parts;
+    REQUIRE(train_as({2}, first) == "");
+    // As if killed between 8 and 12: the last checkpoint is gone, the record has gone further.
+    std::filesystem::remove_all(parts.run_dir + "/step-000000012");
+    const std::string record = read_file(parts.run_dir + "/metrics.jsonl");
+    write_file(parts.run_dir + "/metrics.jsonl", record + "{\"step\": 13, \"lo");
+    REQUIRE(train_as({2}, parts, dir / "out") == "");
+    CHECK(read_file(dir / "out").find("continued from " + parts.run_dir + "/step-000000008") !=
+          std::string::npos);
+    CHECK(weights(parts, "000000012") == weights(whole, "000000012"));
+    CHECK(weights(parts, "000000012") != weights(parts, "000000008"));
+    CHECK(losses(parts) == losses(whole));
+  }
+}
+
+TEST_CASE("a run goes on with another number of ranks") {
+  Temporary dir;
+  RunConfig whole = small(dir, "whole"), parts = small(dir, "parts");
+  parts.checkpoint.every = 6;
+  REQUIRE(train_as({1}, whole) == "");
+  REQUIRE(train_as({1, 2}, parts) == "");
+  std::filesystem::remove_all(parts.run_dir + "/step-000000012");
+  REQUIRE(train_as({2}, parts) == "");
+  const auto a = losses(whole), b = losses(parts);
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(b[i] == doctest::Approx(a[i]).epsilon(1e-4));
+}
+
+TEST_CASE("a damaged newest checkpoint costs its steps, not the run") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.checkpoint.every = 4;
+  REQUIRE(train_as({2}, c) == "");
+  const json before = weights(c, "000000012");
+  const std::string shard = c.run_dir + "/step-000000012/shard-00001.safetensors";
+  std::string bytes = read_file(shard);
+  bytes[bytes.size() / 2] ^= 4;
+  write_file(shard, bytes);
+  REQUIRE(train_as({2}, c, dir / "out") == "");
+  const std::string out = read_file(dir / "out");
+  CHECK(out.find("step 12 cannot be used") != std::string::npos);
+  CHECK(out.find(shard) != std::string::npos);
+  CHECK(out.find("set aside: " + c.run_dir + "/step-000000012.aside") != std::string::npos);
+  CHECK(weights(c, "000000012") == before);
+}
+
+TEST_CASE("what may not change is refused, by name") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.train.steps = 2;
+  REQUIRE(train_as({1}, c) == "");
+  c.train.steps = 4;
+  auto refused = [&](const char* option, auto change) {
+    RunConfig other = c;
+    change(other);
+    const std::string said = train_as({2}, other);
+    CHECK_MESSAGE(said.starts_with(std::string("2 ") + option), said);
+  };
+  refused("train.seed", [](RunConfig& o) { o.train.seed = 7; });
+  refused("train.global-batch", [](RunConfig& o) { o.train.global_batch = 4; });
+  refused("model.width", [](RunConfig& o) { o.model.width = 32; });
+  refused("model.layers", [](RunConfig& o) { o.model.layers = 2; });
+  refused("model.heads", [](RunConfig& o) { o.model.heads = 1; });
+  refused("model.context", [](RunConfig& o) { o.model.context = 8; });
+  refused("resume=no", [](RunConfig& o) { o.resume = "no"; });
+  refused("resume=soon", [](RunConfig& o) { o.resume = "soon"; });
+  refused("no checkpoint of step 3", [](RunConfig& o) { o.resume = "3"; });
+  refused("data.path", [](RunConfig& o) { o.data.path = "/nonexistent"; });
+  refused("data.path", [&](RunConfig& o) {
+    write_file(dir / "other", words(20001));
+    o.data.path = dir / "other";
+  });
+  CHECK(train_as({1}, c) == "");
+}
+
+TEST_CASE("a chosen step is gone back to") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.checkpoint.every = 4;
+  REQUIRE(train_as({1}, c) == "");
+  const json before = weights(c, "000000012");
+  c.resume = "4";
+  REQUIRE(train_as({1}, c, dir / "out") == "");
+  CHECK(read_file(dir / "out").find("continued from " + c.run_dir + "/step-000000004") !=
+        std::string::npos);
+  CHECK(weights(c, "000000012") == before);
+  CHECK(losses(c).size() == 12);
+}
+
+TEST_CASE("a complete run says so, and a longer one goes on") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.train.steps = 3;
+  REQUIRE(train_as({2}, c) == "");
+  REQUIRE(train_as({2}, c, dir / "out") == "");
+  CHECK(read_file(dir / "out") ==
+        c.run_dir + " is complete: 3 of 3 steps done; a larger train.steps goes on from there\n");
+  c.train.steps = 5;
+  REQUIRE(train_as({2}, c) == "");
+  CHECK(losses(c).size() == 5);
+}
+
+TEST_CASE("one rank's signal stops all at a checkpoint") {
+  for (int signal : {SIGTERM, SIGUSR1}) {
+    Temporary dir;
+    RunConfig c = small(dir);
+    const auto all = as_ranks({3}, [&](WorkerControl& control) {
+      if (control.world().rank == 1) {  // it is pending when the run begins to look
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, signal);
+        sigprocmask(SIG_BLOCK, &set, nullptr);
+        raise(signal);
+      }
+      return train(c, control);
+    });
+    for (const std::string& s : all)
+      CHECK(s == "75 stopped early at step 1 with a durable checkpoint");
+    CHECK(*list_checkpoints(c.run_dir) == std::vector<uint64_t>{1});
+    REQUIRE(train_as({3}, c) == "");
+    CHECK(losses(c).size() == 12);
+  }
+}
+
+TEST_CASE("a save that fails does not end the run") {
+  Temporary dir;
+  const std::string disk = dir / "disk";
+  std::filesystem::create_directory(disk);
+  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k") != 0) {
+    std::puts("SKIP: no right to mount a small disk");
+    return;
+  }
+  RunConfig c = small(dir);
+  c.run_dir = disk + "/run";
+  c.checkpoint.every = 3;
+  c.checkpoint.keep = 0;
+  const std::string said = train_as({2}, c, dir / "out");
+  const auto steps = list_checkpoints(c.run_dir);
+  const size_t lines = losses(c).size();
+  umount(disk.c_str());
+  CHECK(said.starts_with("1 checkpoint of step 12 failed: "));
+  CHECK(*steps == std::vector<uint64_t>{3});
+  CHECK(lines == 12);
+  const std::string out = read_file(dir / "out");
+  CHECK(out.find("checkpoint of step 6 failed: ") != std::string::npos);
+  CHECK(out.find("the checkpoint of step 3 is intact") != std::string::npos);
+}
+
+TEST_CASE("cuda is refused by a build without it") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.device = "cuda";
+  CHECK(train_as({2}, c).starts_with("2 device=cuda: "));
+}
+
+TEST_CASE("a model that does not fit together is refused") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.model.heads = 3;
+  CHECK(train_as({2}, c).starts_with("2 "));
+}
+
+TEST_CASE("reductions begin before the backward pass ends") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.trace = dir / "trace.json";
+  c.model = {3, 4, 64, 64};
+  write_file(dir / "text", words(20000));
+  REQUIRE(train_as({2}, c) == "");
+  for (const char* name : {"trace.json", "trace.json.rank1"}) {
+    const json events = json::parse(read_file(dir / name))["traceEvents"];
+    // Passes in which a reduction began. When the other thread gets to run is the system's choice,
+    // so it need not be all.
+    int passes = 0, overlapped = 0;
+    for (const json& pass : events) {
+      if (pass["cat"] != "step" || pass["name"] != "backward") continue;
+      ++passes;
+      const double begin = pass["ts"], end = begin + pass["dur"].get<double>();
+      overlapped += std::any_of(events.begin(), events.end(), [&](const json& e) {
+        return e["cat"] == "comm" && e["ts"] > begin && e["ts"] < end;
+      });
+    }
+    CHECK(passes == 12);
+    CHECK(overlapped > 0);
+  }
+}
+
+TEST_CASE("text is a function of weights, prompt and seed") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  auto text = [&](GenerateOptions options) {
+    options.tokens = 40;
+    return as_ranks({1}, [&](WorkerControl&) -> Status {
+      std::string made;
+      auto s = generate_untrained(c, options, [&](std::string_view piece) { made += piece; });
+      if (!s) return s;
+      return fail(made);
+    })[0];
+  };
+  GenerateOptions a, b;
+  CHECK(text(a) == text(a));
+  b.seed = 2;
+  CHECK(text(a) != text(b));
+  GenerateOptions longer;
+  longer.prompt = std::string(100, 'x');  // more than the context holds
+  CHECK(text(longer).starts_with("1 " + longer.prompt));
+  longer.prompt = "";
+  CHECK(text(longer).starts_with("1 "));
+  const auto missing = as_ranks({1}, [&](WorkerControl&) {
+    return generate_from_run(dir / "nothing", std::nullopt, {}, [](std::string_view) {});
+  });
+  CHECK(missing[0].starts_with("2 no checkpoint in "));
+}
