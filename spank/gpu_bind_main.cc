@@ -37,7 +37,7 @@ constexpr const char* shared_keys[] = {"policy", "visible", "cpu",    "mem",
                                        "nic",    "env",     "report", "strict"};
 
 po::options_description describe() {
-  po::options_description d("options");
+  po::options_description d("options", 100);
   const auto text = [] { return po::value<std::string>(); };
   auto add = d.add_options();
   add("topology", text()->value_name("FILE"),
@@ -149,8 +149,9 @@ Status take(Arguments& a, const po::variables_map& vm) {
   const std::string config = vm.count("config") ? vm["config"].as<std::string>() : default_config;
   if (auto s = read_config(a.settings, config, vm.count("config") > 0); !s) return s;
   for (const char* key : shared_keys) {
-    auto s = given(vm, key, [&](const std::string& v) { return set_option(a.settings, key, v); });
-    if (!s) return s;
+    if (!vm.count(key)) continue;
+    if (auto s = set_option(a.settings, key, vm[key].as<std::string>()); !s)
+      return fail("--" + s.error().what, exit_code::usage);
   }
   const auto string = [](std::string& to) {
     return [&to](const std::string& v) -> Status {
@@ -243,9 +244,13 @@ Status print_plan(const Arguments& a) {
     fit_to_kernel(*made);
 
   const Answer answer{*machine, *made, env};
-  std::cout << (a.format == Format::json   ? plan_json(answer)
-                : a.format == Format::wire ? plan_wire(answer, a.settings.report, a.node)
-                                           : plan_text(answer));
+  if (a.format == Format::wire) {
+    auto text = plan_wire(answer, a.settings.report, a.node);
+    if (!text) return forward(text);
+    std::cout << *text;
+  } else {
+    std::cout << (a.format == Format::json ? plan_json(answer) : plan_text(answer));
+  }
   return {};
 }
 

@@ -21,7 +21,8 @@ std::string machine_json(const Machine& machine, const std::vector<NicChoice>& n
 
 std::string plan_text(const Answer& answer);
 std::string plan_json(const Answer& answer);
-std::string plan_wire(const Answer& answer, Report report, const std::string& node);
+// An error when the plan is too large for the plugin.
+Result<std::string> plan_wire(const Answer& answer, Report report, const std::string& node);
 // An answer that asks for nothing.
 std::string empty_wire();
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "report.h"
 #include "report_parts.h"
 #include "wire.h"
@@ -7,18 +9,17 @@ namespace {
 
 namespace wire = gpu_bind_wire;
 
-// Reports stop here, so that the parts that are applied always fit.
-constexpr size_t max_report = wire::max_bytes / 2;
-
 class Writer {
  public:
+  // `room` for reports; what does not fit is left out.
+  explicit Writer(size_t room) : room_(room) {}
   void line(const std::string& word, const std::string& text) {
     out_ += clean(word + ' ' + text) + '\n';
   }
-  // A line that can be left out.
   void say(const std::string& text) {
-    if (said_ + text.size() > max_report) return;
-    said_ += text.size() + 5;
+    const size_t size = std::min(text.size() + sizeof "say \n", wire::max_line);
+    if (size > room_) return;
+    room_ -= size;
     line("say", text);
   }
   std::string take() { return std::move(out_); }
@@ -32,17 +33,15 @@ class Writer {
     return text;
   }
   std::string out_;
-  size_t said_ = 0;
+  size_t room_;
 };
 
 void write_variables(Writer& w, const std::vector<Variable>& list) {
   for (const Variable& v : list) w.line("env", (v.set ? "set " : "keep ") + v.name + '=' + v.value);
 }
 
-}  // namespace
-
-std::string plan_wire(const Answer& a, Report report, const std::string& node) {
-  Writer w;
+std::string write(const Answer& a, Report report, const std::string& node, size_t room) {
+  Writer w(room);
   w.line("gpu-bind-wire", std::to_string(wire::version));
   w.line("digest", digest(a.machine, a.plan));
   const std::string who = "gpu-bind: " + (node.empty() ? "" : node + ": ");
@@ -74,6 +73,17 @@ std::string plan_wire(const Answer& a, Report report, const std::string& node) {
     if (report == Report::json) w.say(rank_json(a, i, node));
   }
   return w.take() + "end\n";
+}
+
+}  // namespace
+
+Result<std::string> plan_wire(const Answer& a, Report report, const std::string& node) {
+  // What is applied comes first; reports get the room that is left.
+  const size_t bare = write(a, Report::none, node, 0).size();
+  if (bare > wire::max_bytes)
+    return fail("the plan of " + std::to_string(a.plan.ranks.size()) +
+                " ranks is larger than the plugin takes");
+  return write(a, report, node, wire::max_bytes - bare);
 }
 
 std::string empty_wire() {

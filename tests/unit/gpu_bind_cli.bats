@@ -1,0 +1,181 @@
+#!/usr/bin/env bats
+# gpu-bind on the command line: what it prints where, and its exit codes.
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+  cd "${TL_SOURCE:-$BATS_TEST_DIRNAME/../..}" || return
+  planner=$TL_BUILD/spank/gpu-bind
+  [ -x "$planner" ] || skip "gpu-bind was not built"
+  lab=tests/lab/topologies
+  # Root's, and below directories that are root's: what a site's file must be.
+  trusted=
+}
+
+teardown() { [ -z "$trusted" ] || rm -rf "$trusted"; }
+
+# usage: site TEXT: a gpu-bind.conf with this text, in $config
+site() {
+  [ "$(id -u)" = 0 ] || skip "only root can write what is trusted"
+  trusted=$(mktemp -d /run/gpu-bind-test-XXXXXX) || skip "/run cannot be written"
+  config=$trusted/gpu-bind.conf
+  printf '%s\n' "$1" > "$config"
+  chmod 755 "$trusted"
+  chmod 644 "$config"
+}
+
+refused() {
+  local status_expected=$1
+  shift
+  run --separate-stderr "$planner" "$@"
+  echo "$stderr"
+  [ "$status" -eq "$status_expected" ]
+  [ -z "$output" ]
+  [ "${#stderr_lines[@]}" -eq 1 ]
+  [[ $stderr == "gpu-bind: "* ]]
+}
+
+@test "help names every option, version the version" {
+  run "$planner" --help
+  [ "$status" -eq 0 ]
+  for option in topology format ranks gpus devices cores exclusive asked policy visible cpu mem nic \
+      env report strict config node nodelist requested help version; do
+    [[ $output == *"--$option "* || $output == *"--$option"$'\n'* ]]
+  done
+  run "$planner" --version
+  [ "$status" -eq 0 ]
+  [[ $output == "gpu-bind (train-launch) "[0-9]* ]]
+}
+
+@test "wrong usage: one line on stderr, exit 2" {
+  refused 2
+  refused 2 paint
+  refused 2 plan --colour=red
+  refused 2 plan more
+  refused 2 plan --ranks=0
+  refused 2 plan --ranks=1025
+  refused 2 plan --ranks=1,2
+  refused 2 plan --gpus=a
+  refused 2 plan --cores=3-1
+  refused 2 plan --asked=disk
+  refused 2 plan --devices='a;b'
+  refused 2 plan --format=svg
+  [[ $stderr == *"not available"* ]]
+  refused 2 plan --policy=map:1,0
+  [[ $stderr == *"use one of auto, off"* ]]
+  refused 2 plan --policy
+  refused 2 plan --config=/nowhere/gpu-bind.conf
+}
+
+@test "files that are no topology: one line with the file's name, exit 2" {
+  head -c 2000 "$lab/two-sockets.xml" > "$BATS_TEST_TMPDIR/cut.xml"
+  : > "$BATS_TEST_TMPDIR/empty.xml"
+  for file in /nowhere.xml /dev/zero . README.md "$BATS_TEST_TMPDIR/cut.xml" "$BATS_TEST_TMPDIR/empty.xml"; do
+    refused 2 plan --topology="$file"
+    [[ $stderr == "gpu-bind: $file: "* ]]
+    refused 2 show --topology "$file"
+  done
+}
+
+@test "what cannot be planned: exit 1" {
+  refused 1 plan --topology "$lab/two-sockets.xml" --gpus=0-2
+  [[ $stderr == *"GPU 2"* ]]
+  refused 1 plan --topology "$lab/two-sockets.xml" --nic=list:mlx5_7
+}
+
+@test "the plugin hears of errors on standard output" {
+  run --separate-stderr "$planner" plan --format=wire --topology "$lab/two-sockets.xml" --gpus=7
+  [ "$status" -eq 1 ]
+  [[ $output == "error the step has GPU 7"* ]]
+  [ "${#lines[@]}" -eq 1 ]
+  run "$planner" plan --format=wire --policy=closest
+  [ "$status" -eq 2 ]
+  [[ $output == "error --policy=closest: not available"* ]]
+  run "$planner" show --format=wire
+  [ "$status" -eq 2 ]
+  [ "$output" = "error --format: show has text and json" ]
+}
+
+@test "a plan for a machine in a file" {
+  run "$planner" plan --topology "$lab/four-gpus.xml"
+  [ "$status" -eq 0 ]
+  [[ $output == *"2     GPU 2 0000:83:00.0  1     1       mlx5_2:1  PIX"* ]]
+  run "$planner" show --topology "$lab/four-gpus.xml"
+  [ "$status" -eq 0 ]
+  [[ $output == *"mlx5_0:1  0000:04:00.0  0     infiniband  400 Gb/s  yes"* ]]
+  run "$planner" plan --topology "$lab/two-sockets.xml" --format wire --gpus 0,1 --node n1 --report summary
+  [ "$status" -eq 0 ]
+  [ "${lines[0]}" = "gpu-bind-wire 1" ]
+  [[ $output == *$'\nrank 1\ncpus 1\nmems preferred 1\n'* ]]
+  [[ $output == *"gpu-bind: n1 rank 1 (local): GPU 1 0000:83:00.0, CPUs 1, memory node 1, NIC mlx5_1:1 (PIX)"* ]]
+  [ "${lines[-1]}" = end ]
+}
+
+@test "this machine can be shown and planned for" {
+  run "$planner" show
+  [ "$status" -eq 0 ]
+  [[ $output == "this machine: "* ]]
+  run "$planner" plan --ranks=1
+  [ "$status" -eq 0 ]
+}
+
+@test "without a list of GPUs a step has none, unless it has the node" {
+  run "$planner" plan --format=wire --topology "$lab/two-sockets.xml" --ranks=2
+  [ "$status" -eq 0 ]
+  [[ $output != *VISIBLE_DEVICES* ]]
+  run "$planner" plan --format=wire --topology "$lab/two-sockets.xml" --ranks=2 --exclusive
+  [ "$status" -eq 0 ]
+  [[ $output == *"env set CUDA_VISIBLE_DEVICES=0,1"* ]]
+}
+
+@test "hwloc's variables do not reach it" {
+  export HWLOC_XMLFILE=/nowhere.xml HWLOC_SYNTHETIC='pu:77' HWLOC_XML_VERBOSE=1 HWLOC_COMPONENTS=xml
+  run --separate-stderr "$planner" show
+  [ "$status" -eq 0 ]
+  [ -z "$stderr" ]
+  [[ $output != *"77 CPUs"* ]]
+}
+
+@test "the site's file sets defaults, the command line overrides them" {
+  site $'cpu=numa # site\nreport=summary'
+  run "$planner" plan --config "$config" --topology "$lab/two-sockets.xml" --format=wire --exclusive
+  [ "$status" -eq 0 ]
+  [[ $output == *"say gpu-bind: rank 0 (local)"* ]]
+  run "$planner" plan --config "$config" --topology "$lab/two-sockets.xml" --format=wire --exclusive --report=none
+  [[ $output != *"say "* ]]
+  echo 'colour=red' >> "$config"
+  refused 2 plan --config "$config"
+  [[ $stderr == "gpu-bind: $config:3: unknown key 'colour'"* ]]
+}
+
+@test "the site's switch: on-request needs a request, off is off" {
+  empty=$'gpu-bind-wire 1\ndigest 0\nend'
+  ask=(plan --format=wire --topology "$lab/two-sockets.xml" --exclusive)
+  run "$planner" "${ask[@]}" --requested=no
+  [ "$output" = "$empty" ]
+  run "$planner" "${ask[@]}" --requested=yes
+  [[ $output == *"rank 1"* ]]
+  site 'bind=always'
+  run "$planner" "${ask[@]}" --config "$config" --requested=no
+  [[ $output == *"rank 1"* ]]
+  echo 'bind=off' > "$config"
+  run "$planner" "${ask[@]}" --config "$config" --requested=yes
+  [ "$output" = "$empty" ]
+}
+
+@test "a site's topology file is used only if its CPUs are the machine's, or unchecked" {
+  # One CPU more than this machine has.
+  cpus=$(getconf _NPROCESSORS_CONF)
+  command -v lstopo-no-graphics > /dev/null || skip "lstopo is not installed"
+  site 'report=none'
+  lstopo-no-graphics --input "pu:$((cpus + 1))" --of xml "$trusted/larger.xml"
+  printf 'topology=%s\n' "$trusted/larger.xml" > "$config"
+  run "$planner" plan --config "$config" --format=wire --ranks=1
+  [ "$status" -eq 0 ]
+  [[ $output == *"warn gpu-bind: "*"the file is not used"* ]]
+  printf 'topology-check=off\n' >> "$config"
+  run "$planner" plan --config "$config" --format=wire --ranks=$((cpus + 1))
+  [ "$status" -eq 0 ]
+  [[ $output == *"warn gpu-bind: CPUs of ranks $cpus are not on this machine"* ]]
+  [[ $output != *"cpus $cpus"* ]]
+}
