@@ -1,6 +1,6 @@
-# For every file of tests/e2e: `load common`. Tests share the cluster that tests/run starts (two nodes,
-# two CPUs as two sockets, two GPUs each; one node where namespaces are refused); a file that needs
-# another one starts its own with own_lab. Run one file by hand with: tests/run all NAME
+# For every file of tests/e2e: `load common`. Tests share the cluster that tests/run starts (two
+# nodes, two CPUs as two sockets, two GPUs each; one node where namespaces are refused); a file that
+# needs another one starts its own with own_lab. Run one file by hand with: tests/run all NAME
 
 TL_SOURCE=${TL_SOURCE:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
 export TL_SOURCE

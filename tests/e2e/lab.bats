@@ -176,7 +176,10 @@ reach() { lab exec "$1" timeout 1 bash -c ": < /dev/tcp/$2/6818" 2>/dev/null; }
 
 @test "without the right to make namespaces and device nodes there is one node on loopback" {
   need_program capsh
-  lab_without() { capsh --drop=cap_sys_admin,cap_net_admin,cap_mknod -- -c '"$0" "$@"' "$TL_SOURCE/tests/lab/lab" "$@"; }
+  lab_without() {
+    capsh --drop=cap_sys_admin,cap_net_admin,cap_mknod -- -c '"$0" "$@"' \
+      "$TL_SOURCE/tests/lab/lab" "$@"
+  }
   export TL_LAB
   run lab_without up --no-plugin --nodes 2 --cpus 4 --gpus 2
   [ "$status" = 0 ]
