@@ -15,6 +15,9 @@ struct Invocation {
   std::vector<int> given;              // descriptors that were open at the start
 };
 
+Result<int> run_train(const Invocation& call);
+Result<int> run_generate(const Invocation& call);
+Result<int> run_report(const Invocation& call);
 Result<int> run_exec(const Invocation& call);
 
 // True when the help text is what is asked for: --help or -h before any "--".

@@ -15,6 +15,9 @@ namespace {
 
 constexpr const char* help = R"(usage: train-launch COMMAND [ARGUMENT...]
 
+  train CONFIG     train a model, on all tasks of the job step
+  report RUN       the loss curve of a run, for the terminal and as RUN/loss.svg
+  generate RUN     text from the newest checkpoint of a run
   exec -- COMMAND  run any command in every task, as one whole
 
 Under Slurm start it with: srun --mpi=pmix train-launch ...
@@ -35,7 +38,8 @@ int run(Invocation call) {
     std::puts(PACKAGE_STRING);
     return exit_code::done;
   }
-  const std::map<std::string, Result<int> (*)(const Invocation&)> commands{{"exec", run_exec}};
+  const std::map<std::string, Result<int> (*)(const Invocation&)> commands{
+      {"exec", run_exec}, {"generate", run_generate}, {"report", run_report}, {"train", run_train}};
   const auto command = commands.find(name);
   if (command == commands.end()) {
     say("no command '" + name + "'; see train-launch --help");

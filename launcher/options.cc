@@ -93,8 +93,9 @@ void OptionTable::real(const std::string& name, double* target, double lo, doubl
       [target](const std::string& text) { (void)is_real(text, *target); });
 }
 
-void OptionTable::text(const std::string& name, std::string* target, const std::string& help) {
-  add(name, {}, *target, help, [target](const std::string& t) { *target = t; });
+void OptionTable::text(const std::string& name, std::string* target, const std::string& help,
+                       bool shown) {
+  add(name, {}, shown ? *target : "", help, [target](const std::string& t) { *target = t; });
 }
 
 void OptionTable::flag(const std::string& name, bool* target, const std::string& help) {
@@ -183,8 +184,9 @@ Status OptionTable::read_command_line(const std::vector<std::string>& arguments)
     po::store(parsed, values_);
     po::notify(values_);
   } catch (const po::unknown_option& e) {
-    return unknown("", e.get_option_name().substr(e.get_option_name().find_first_not_of('-')),
-                   "--");
+    std::string name = e.get_option_name();  // "--name=value"
+    name = name.substr(0, name.find('='));
+    return unknown("", name.substr(std::min(name.find_first_not_of('-'), name.size())), "--");
   } catch (const po::too_many_positional_options_error&) {
     return wrong("too many arguments; see " + command_ + " --help");
   } catch (const std::exception& e) {

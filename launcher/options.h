@@ -36,7 +36,9 @@ class OptionTable {
         [target](const std::string& text) { *target = static_cast<Int>(std::stoll(text)); });
   }
   void real(const std::string& name, double* target, double lo, double hi, const std::string& help);
-  void text(const std::string& name, std::string* target, const std::string& help);
+  // `shown`: the default appears in the help text.
+  void text(const std::string& name, std::string* target, const std::string& help,
+            bool shown = true);
   void flag(const std::string& name, bool* target, const std::string& help);
   template <class T>
   void choice(const std::string& name, T* target,

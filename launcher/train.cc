@@ -1,0 +1,56 @@
+#include "train/train.h"
+
+#include <cstdio>
+
+#include "boot/hub.h"
+#include "boot/worker.h"
+#include "launcher/commands.h"
+#include "launcher/options.h"
+#include "launcher/supervisor.h"
+
+namespace trainlaunch {
+namespace {
+
+constexpr const char* usage = R"(usage: train-launch train CONFIG [--section.key=value...]
+
+Trains a model as the file CONFIG says, on all tasks of the job step:
+
+  srun --mpi=pmix train-launch train run.conf --model.layers=12
+
+CONFIG has lines "key = value" below lines "[section]"; the command line wins.
+
+)";
+
+Result<int> work(const RunConfig& config) {
+  auto control = make_worker_control();
+  if (!control) return forward(control);
+  if (Status s = train(config, **control); !s) {
+    const World& w = (*control)->world();
+    return fail("rank " + name_ranks(w, {w.rank}) + ": " + s.error().what, s.error().exit);
+  }
+  return exit_code::done;
+}
+
+}  // namespace
+
+Result<int> run_train(const Invocation& call) {
+  RunConfig config;
+  std::string file;
+  OptionTable table("train-launch train");
+  table.positional("CONFIG", &file);
+  add_run_options(table, config);
+  if (wants_help(call.arguments)) {
+    std::fputs((usage + table.help()).c_str(), stdout);
+    return exit_code::done;
+  }
+  if (Status s = table.read_command_line(call.arguments); !s) return forward(s);
+  if (Status s = table.read_file(file); !s) return forward(s);
+  if (is_worker()) return work(config);
+  Job job;
+  job.path = "/proc/self/exe";
+  job.argv = call.words;
+  job.given = call.given;
+  return supervise(job);
+}
+
+}  // namespace trainlaunch
