@@ -35,13 +35,41 @@ refused() {
   [[ $stderr == "gpu-bind: "* ]]
 }
 
-@test "help names every option, version the version" {
+# Options with their defaults, "--mem preferred", one a line.
+options_of_help() {
+  "$planner" --help | tr '\n' ' ' | sed 's/ --/\n--/g' |
+    sed -nE 's/^(--[a-z]+).*\[([^]]+)\] *$/\1 \2/p; t; s/^(--[a-z]+) .*/\1/p'
+}
+options_of_page() {
+  sed -n '/^\.Ss Options/,/^\.Ss JSON/p' man/gpu-bind.1 | tr '\n' ' ' | sed 's/\.It Fl -/\n--/g' |
+    sed -nE 's/^(--[a-z]+).*\.Bq (Pa )?(.*[^ ]) \. .*$/\1 \3/p; t; s/^(--[a-z]+).*/\1/p'
+}
+
+@test "help and manual page have the same options with the same defaults" {
+  help=$(options_of_help | sed -E 's, /.*/slurm/gpu-bind.conf, SYSCONFDIR/slurm/gpu-bind.conf,')
+  page=$(options_of_page)
+  diff <(sort -u <<< "$help") <(sort -u <<< "$page")
+  [ "$(wc -l <<< "$help")" -gt 15 ]
+}
+
+@test "manual pages are clean" {
+  command -v mandoc > /dev/null || skip "mandoc is not installed"
+  # Whether a page that is referred to is installed depends on the machine.
+  run bash -c 'mandoc -Tlint man/gpu-bind.1 man/gpu-bind.conf.5 2> /dev/null |
+    grep -v "referenced manual not found"'
+  echo "$output"
+  [ -z "$output" ]
+}
+
+@test "every key of the configuration has its place in its page" {
   run "$planner" --help
   [ "$status" -eq 0 ]
-  for option in topology format ranks gpus devices cores exclusive asked policy visible cpu mem nic \
-      env report strict config node nodelist requested help version; do
-    [[ $output == *"--$option "* || $output == *"--$option"$'\n'* ]]
+  for key in bind policy visible cpu mem nic env report strict topology topology-check timeout-ms; do
+    grep -qx "\.It Cm $key" man/gpu-bind.conf.5
   done
+}
+
+@test "version" {
   run "$planner" --version
   [ "$status" -eq 0 ]
   [[ $output == "gpu-bind (train-launch) "[0-9]* ]]
