@@ -52,10 +52,9 @@ class Run {
   }
   Deadline deadline() const { return Deadline::in(Seconds(config_.train.deadline)); }
 
-  // An error of this rank during a step, with who and where.
+  // Who failed is said by the caller, which knows the rank.
   tl::unexpected<Error> in_step(Error e) const {
-    e.what = "step " + std::to_string(step_ + 1) + ", rank " + std::to_string(world_.rank) + " (" +
-             world_.nodes[world_.node] + "): " + e.what;
+    e.what = "step " + std::to_string(step_ + 1) + ": " + e.what;
     return tl::unexpected<Error>(std::move(e));
   }
 
