@@ -27,11 +27,13 @@ const char* name_of(Kind kind) {
 
 }  // namespace
 
-uint64_t Call::signature() const {
-  const std::array<uint64_t, 4> parts{ticket, static_cast<uint64_t>(kind) << 32 | uint32_t(root),
-                                      static_cast<uint64_t>(offset), bytes()};
+void Call::sign() {
+  const std::array<uint64_t, 5> parts{
+      ticket, static_cast<uint64_t>(kind) << 32 | static_cast<uint32_t>(root), memory, offset,
+      bytes()};
   const uint64_t seed = XXH3_64bits(parts.data(), sizeof(parts));
-  return XXH3_64bits_withSeed(owners.begin.data(), owners.begin.size() * sizeof(int64_t), seed);
+  signature =
+      XXH3_64bits_withSeed(owners.begin.data(), owners.begin.size() * sizeof(int64_t), seed);
 }
 
 std::string describe(const Call& call) {

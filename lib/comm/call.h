@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,21 +14,22 @@ enum class Kind : uint8_t { reduce_scatter, all_gather, all_sum, broadcast, barr
 
 struct Call {
   Kind kind = Kind::barrier;
-  Ticket ticket = 0;   // counts calls from 1; the same call has the same ticket on all ranks
-  View view;           // reduce_scatter, all_gather, broadcast
-  int64_t offset = 0;  // bytes from the start of the memory that the view lies in
-  Owners owners;       // reduce_scatter, all_gather
-  std::vector<std::byte*> local;  // where the view is in the memory of each rank of this node
-  std::span<double> values;       // all_sum
-  int root = 0;                   // broadcast
+  Ticket ticket = 0;  // counts calls from 1; the same call has the same ticket on all ranks
+  View view;          // reduce_scatter, all_gather, broadcast
+  uint64_t memory = 0, offset = 0;  // which allocation the view lies in, and where, in bytes
+  Owners owners;                    // reduce_scatter, all_gather
+  std::vector<std::byte*> local;    // where the view is in the memory of each rank of this node
+  std::span<double> values;         // all_sum
+  int root = 0;                     // broadcast
   Event after;
   bool background = false;  // its deadline starts when it is run
   Deadline deadline;
-  std::optional<Error> refused;  // what is wrong with the arguments
+  std::string refused;  // what is wrong with the arguments, if anything is
+
+  uint64_t signature = 0;  // equal on two ranks when they made the same call
 
   size_t bytes() const { return kind == Kind::all_sum ? values.size_bytes() : view.bytes(); }
-  // Equal on two ranks when they made the same call.
-  uint64_t signature() const;
+  void sign();  // when all is filled in
 };
 
 // "reduce_scatter 12 (3.1 MB)", for errors and traces.

@@ -2,8 +2,7 @@
 //
 //   single      a world of one
 //   shared      ranks of one node: the buffers lie in memory that all of them map, and are reduced
-//   in
-//               place at memory speed
+//               in place at memory speed
 //   network     ranks of several nodes: Gloo's send and receive between nodes, `shared` within each
 //
 // Collectives are asynchronous: they are issued in the same order on every rank, run in that order
@@ -11,6 +10,8 @@
 // a node by local rank, then by node), so the same ranks give the same bits every time. A
 // communicator that failed, timed out or was aborted is never used again; what can still be called
 // returns the first error. Recovery is a new communicator of the next generation.
+//
+// One thread makes the calls; only abort() and moved() are for any.
 #pragma once
 
 #include <memory>

@@ -19,9 +19,10 @@ constexpr int64_t ahead = 4;
 // How long an orderly end waits for the others to have received everything.
 constexpr Seconds farewell{5};
 
-// Names a message among all between two ranks.
+// Names a message among all between two ranks. Ranks that made different calls must not match,
+// since Gloo ends a process that receives more than it expected.
 uint64_t slot_of(const Call& call, int64_t index) {
-  return call.ticket << 24 | static_cast<uint64_t>(index);
+  return call.signature + static_cast<uint64_t>(index);
 }
 
 int64_t pieces_of(int64_t count) { return (count + piece - 1) / piece; }
@@ -67,7 +68,7 @@ Call Hierarchy::collective(Kind kind, View v, const Owners& owners, Event after)
   call.owners = owners;
   call.after = std::move(after);
   const auto refuse = [&](const std::string& why) {
-    call.refused = Error{describe(call) + ": " + why};
+    call.refused = why;
     return call;
   };
   const std::vector<int64_t>& begin = owners.begin;
@@ -75,10 +76,12 @@ Call Hierarchy::collective(Kind kind, View v, const Owners& owners, Event after)
       begin.back() != v.size() || !std::is_sorted(begin.begin(), begin.end()))
     return refuse("the owners' parts do not make up the view");
   const auto* p = static_cast<const std::byte*>(v.p);
-  for (const Memory& m : memories_) {
+  for (size_t i = 0; i < memories_.size(); ++i) {
+    const Memory& m = memories_[i];
     const auto* start = static_cast<const std::byte*>(m.own.p);
     if (p < start || p + v.bytes() > start + m.own.bytes()) continue;
-    call.offset = p - start;
+    call.memory = i;
+    call.offset = static_cast<uint64_t>(p - start);
     for (std::byte* base : m.local) call.local.push_back(base + call.offset);
     return call;
   }
@@ -87,8 +90,8 @@ Call Hierarchy::collective(Kind kind, View v, const Owners& owners, Event after)
 
 Ticket Hierarchy::reduce_scatter(View v, const Owners& owners, DType wire, Event after) {
   Call call = collective(Kind::reduce_scatter, v, owners, std::move(after));
-  if (!call.refused && (v.t != DType::f32 || wire != DType::f32))
-    call.refused = Error{describe(call) + ": only f32 is summed and sent"};
+  if (call.refused.empty() && (v.t != DType::f32 || wire != DType::f32))
+    call.refused = "only f32 is summed and sent";
   return issue(std::move(call));
 }
 
@@ -127,7 +130,7 @@ Status Hierarchy::broadcast(View v, int root, Deadline deadline) {
   call.kind = Kind::broadcast;
   call.view = v;
   call.root = root;
-  if (root < 0 || root >= size_) call.refused = Error{describe(call) + ": no such root"};
+  if (root < 0 || root >= size_) call.refused = "no such root";
   return queue_->run(std::move(call), deadline);
 }
 

@@ -44,6 +44,7 @@ Ticket Queue::push(Call call) {
 Ticket Queue::enqueue(Call call) {
   std::lock_guard lock(mutex_);
   call.ticket = ++issued_;
+  call.sign();
   calls_.push_back(std::move(call));
   return issued_;
 }
@@ -84,7 +85,8 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Deadline limit) {
   if (call.background) call.deadline = Deadline::in(timeout_);
   call.deadline.at = std::min(call.deadline.at, limit.at);
   lock.unlock();
-  Status done = call.refused ? Status(tl::unexpected<Error>(*call.refused)) : runner_.run(call);
+  Status done =
+      call.refused.empty() ? runner_.run(call) : fail(describe(call) + ": " + call.refused);
   if (!done) poison(done.error());
   lock.lock();
   running_ = false;
