@@ -9,7 +9,18 @@
 // width, H the heads, V the vocabulary. All floating-point Views of one call have the same type
 // (f64 for the reference, f32 for cpu) unless said otherwise. Token ids and targets are i32.
 // "accumulated" outputs are added to; all others are overwritten. Sums run in one fixed order for a
-// given shape and thread count, so equal inputs give equal bits.
+// given shape and thread count, so equal inputs give equal bits. Inputs and outputs do not overlap
+// except where it says so. Ids are below V, targets too: nobody checks them here.
+//
+// An implementation belongs to one thread and one Stream at a time, because of its scratch memory.
+// Shapes that do not fit together, or exceed the limits that scratch was sized for, are errors in
+// the caller (asserted). One for a device whose memory the host cannot read must besides
+//   - enqueue everything, `count`, `loss` and the scalars of update included, and wait for nothing:
+//     values that the host needs travel by Device::download and an Event;
+//   - allocate nothing and do no search for the best kernel once every shape has been seen;
+//   - add up in a fixed order (no atomics on floating-point numbers) and accumulate in f32 or wider
+//     where Views are bf16;
+//   - leave errors to the Stream, whose next Event tells them.
 #pragma once
 
 #include <cstdint>
@@ -136,7 +147,7 @@ class Ops {
   virtual void add(Stream&, View a, View b, View out) = 0;  // out may be a or b
   virtual void copy(Stream&, View from, View to) = 0;       // converts between f32, f64 and bf16
   virtual void fill(Stream&, View v, double value) = 0;
-  // dst = parts[0] + parts[1] + ..., in that order for every element.
+  // dst = parts[0] + parts[1] + ..., in that order for every element; dst may be one of them.
   virtual void sum(Stream&, View dst, std::span<const View> parts) = 0;
   // out[i] = sum of squares of the i-th tile of `tile` elements of x, in f64; f64 [size / tile].
   virtual void sumsq(Stream&, View x, int64_t tile, View out) = 0;
@@ -144,7 +155,7 @@ class Ops {
 };
 
 std::unique_ptr<Ops> make_reference_ops();
-// `threads` 0: as many as the process may run on.
+// `threads` 0: as many as the process may run on when it starts, or OMP_NUM_THREADS if that is set.
 std::unique_ptr<Ops> make_cpu_ops(int threads);
 
 }  // namespace trainlaunch

@@ -87,6 +87,7 @@ class Bench {
  private:
   int64_t rows() const { return s_.B * s_.T; }
   int64_t parameters() const { return s_.layers * 12 * s_.C * s_.C + s_.V * s_.C; }
+  int64_t slot() const { return std::min(parameters(), int64_t{8} << 20); }
 
   void take(Arena& arena) {
     const int64_t C = s_.C, R = rows();
@@ -100,7 +101,7 @@ class Bench {
     f32(mean_, {R}), f32(rstd_, {R}), f32(gain_, {C}), f32(bias_, {4 * C});
     f32(weight_, {4 * C, C}), f32(dweight_, {4 * C, C}), f32(table_, {s_.V, C});
     f32(dtable_, {s_.V, C}), f32(positions_, {s_.T, C});
-    for (View& v : slots_) f32(v, {parameters()});
+    for (View& v : slots_) f32(v, {slot()});
     loss_ = arena.take("", DType::f64, {1});
     count_ = arena.take("", DType::f64, {1});
     scalars_ = arena.take("", DType::f64, {update_scalars});
@@ -144,8 +145,11 @@ class Bench {
   void embed() { ops_.embed(*stream_, {tokens_, table_, positions_, x_}); }
   void embed_back() { ops_.embed_back(*stream_, {tokens_, x_, dtable_, positions_}); }
   void head() { ops_.head_loss(*stream_, {x_, table_, targets_, loss_, count_, y_, dtable_}); }
-  void update() {
-    ops_.update(*stream_, Rule{}, {slots_[0], slots_[1], slots_[2], slots_[3]}, scalars_);
+  void
+  update() {  // a large model's parameters again and again in the same memory, beyond any cache
+    for (int64_t done = 0; done < parameters(); done += slot()) {
+      ops_.update(*stream_, Rule{}, {slots_[0], slots_[1], slots_[2], slots_[3]}, scalars_);
+    }
   }
   void layer() {
     norm();

@@ -184,7 +184,7 @@ class CudaDevice final : public Device {
 Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   int count = 0;
   if (const auto e = cudaGetDeviceCount(&count)) {
-    return fail(text("no GPU to be used here", e) + "; device = cpu needs none");
+    return fail(text("no GPU to be used here", e) + "; device=cpu needs none");
   }
   if (index < 0 || index >= count) {
     return fail("no cuda:" + std::to_string(index) + " here: this process sees " +

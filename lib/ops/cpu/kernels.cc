@@ -1,14 +1,12 @@
 #include "ops/cpu/kernels.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
-#include <limits>
 
 // The same source several times, each in a namespace and for an instruction set of its own. It
 // includes nothing: an inline function of a library that is first compiled for AVX-512 could be the
-// copy that the linker keeps for everyone.
+// copy that the linker keeps for everyone. The order of the two parts matters; the empty line
+// between them keeps clang-format from sorting them.
 #define TL_INLINE inline __attribute__((always_inline))
 #define TL_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
@@ -75,24 +73,21 @@ namespace {
 TL_TARGET_END
 #endif
 
+// clang-format off
+#define TL_KERNELS(isa)                                                                          \
+  Kernels{#isa, isa::exp, isa::gelu, isa::gelu_back, isa::add, isa::sum, isa::sumsq, isa::adam,  \
+          isa::norm, isa::norm_back, isa::cross_entropy, isa::norm_back_columns,                 \
+          isa::bias_back_columns, isa::attention, isa::attention_back}
+// clang-format on
+
 std::span<const Kernels> kernels() {
-#define TL_KERNELS(isa)                                                                   \
-  Kernels {                                                                               \
-#isa, isa::exp, isa::gelu, isa::gelu_back, isa::add, isa::sum, isa::sumsq, isa::adam, \
-        isa::norm, isa::norm_back, isa::cross_entropy, isa::norm_back_columns,            \
-        isa::bias_back_columns, isa::attention, isa::attention_back                       \
-  }
 #if defined(__x86_64__)
   static constexpr std::array all = {TL_KERNELS(avx512), TL_KERNELS(avx2), TL_KERNELS(baseline)};
-  size_t first = 2;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    first = 1;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      first = 0;
-    }
-  }
-  return std::span(all).subspan(first);
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return std::span(all).subspan(has_avx512 ? 0 : has_avx2 ? 1 : 2);
 #else
   static constexpr std::array all = {TL_KERNELS(baseline)};
   return all;
