@@ -151,7 +151,7 @@ bool strace_works() {
   static const bool works = [] {
     const bool ok = spawn({"strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e",
                            "inject=write:retval=0", "true"}) == 0;
-    if (!ok) std::puts("SKIP: strace is not there or may not trace");
+    if (!ok) std::puts("skipped: strace is not there or may not trace");
     return ok;
   }();
   return works;
@@ -503,7 +503,7 @@ TEST_CASE("a full disk is said before and leaves the older checkpoint") {
   std::filesystem::create_directory(dir / "disk");
   const std::string disk = dir / "disk";
   if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k,nr_inodes=6") != 0) {
-    std::puts("SKIP: no right to mount a small disk");
+    std::puts("skipped: no right to mount a small disk");
     return;
   }
   auto first = save(disk + "/run", 1);
