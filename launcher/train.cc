@@ -1,5 +1,7 @@
 #include "train/train.h"
 
+#include <sys/prctl.h>
+
 #include <cstdio>
 
 #include "boot/hub.h"
@@ -22,6 +24,7 @@ CONFIG has lines "key = value" below lines "[section]"; the command line wins.
 )";
 
 Result<int> work(const RunConfig& config) {
+  prctl(PR_SET_NAME, "train-worker");  // not "exe", in ps and top
   auto control = make_worker_control();
   if (!control) return forward(control);
   if (Status s = train(config, **control); !s) {

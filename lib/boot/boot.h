@@ -31,7 +31,6 @@ struct World {
   std::vector<std::string> nodes{"localhost"};  // one name per node, in the order of their ranks
   std::vector<int> node_of{0};                  // of each rank
   int generation = 0;  // how often the workers have been restarted within this job step
-  std::string address = "127.0.0.1";  // of this node, on the network that reaches the others
 };
 
 // Small messages between all ranks. Every call blocks until it is answered or its deadline is over;

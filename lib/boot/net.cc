@@ -18,15 +18,9 @@ namespace {
 
 std::string numeric(const sockaddr* a) {
   char text[INET6_ADDRSTRLEN] = "";
-  if (a->sa_family == AF_INET) {
-    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(a)->sin_addr, text, sizeof text);
-  } else if (a->sa_family == AF_INET6) {
-    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr;
-    if (IN6_IS_ADDR_V4MAPPED(&six))
-      inet_ntop(AF_INET, six.s6_addr + 12, text, sizeof text);
-    else
-      inet_ntop(AF_INET6, &six, text, sizeof text);
-  }
+  const void* bytes = &reinterpret_cast<const sockaddr_in*>(a)->sin_addr;
+  if (a->sa_family == AF_INET6) bytes = &reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr;
+  inet_ntop(a->sa_family, bytes, text, sizeof text);
   return text;
 }
 
@@ -58,16 +52,17 @@ Result<Listener> listen_at(const sockaddr* address, socklen_t length) {
 
 }  // namespace
 
-std::vector<std::string> own_addresses() {
-  std::vector<std::string> four, six;
+std::vector<LocalAddress> own_addresses() {
+  std::vector<LocalAddress> four, six;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
   for (const ifaddrs* i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;
     const auto family = i->ifa_addr->sa_family;
     if ((family != AF_INET && family != AF_INET6) || link_local(i->ifa_addr)) continue;
-    (family == AF_INET ? four : six).push_back(numeric(i->ifa_addr));
+    (family == AF_INET ? four : six)
+        .push_back({i->ifa_name, numeric(i->ifa_addr), (i->ifa_flags & IFF_LOOPBACK) != 0});
   }
   four.insert(four.end(), six.begin(), six.end());
   return four;
@@ -121,13 +116,6 @@ Result<Fd> connect_to(const std::string& address, int port, Deadline deadline) {
     }
   }
   return fd;
-}
-
-std::string local_address(int socket) {
-  sockaddr_storage a{};
-  socklen_t size = sizeof a;
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&a), &size) < 0) return "";
-  return numeric(reinterpret_cast<sockaddr*>(&a));
 }
 
 void set_stream_options(int socket, Seconds silence) {

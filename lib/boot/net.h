@@ -10,9 +10,12 @@
 
 namespace trainlaunch {
 
-// Numeric addresses of the interfaces that are up, IPv4 first, without loopback and link-local
-// ones.
-std::vector<std::string> own_addresses();
+struct LocalAddress {
+  std::string interface, ip;  // numeric
+  bool loopback = false;
+};
+// Of the interfaces that are up, IPv4 first; none that are local to their link only.
+std::vector<LocalAddress> own_addresses();
 
 struct Listener {
   Fd socket;
@@ -25,9 +28,6 @@ Result<Listener> listen_on_free_port(bool loopback);
 Result<int> free_port();
 
 Result<Fd> connect_to(const std::string& address, int port, Deadline deadline);
-
-// The numeric address of the own end of a connection.
-std::string local_address(int socket);
 
 // Small messages at once; unacknowledged data for so long means that the peer is gone.
 void set_stream_options(int socket, Seconds silence);

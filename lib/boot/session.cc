@@ -51,6 +51,14 @@ Hub::Listen reach_of(const World& w) {
   return w.nodes.size() == 1 ? Hub::Listen::loopback : Hub::Listen::everywhere;
 }
 
+std::vector<std::string> addresses_for(const World& w) {
+  if (w.nodes.size() == 1) return {loopback};
+  std::vector<std::string> out;
+  for (const LocalAddress& a : own_addresses())
+    if (!a.loopback) out.push_back(a.ip);
+  return out;
+}
+
 // Rank 0's own line to its hub needs no port.
 Result<Link> join_own(Hub& hub, const Link::Options& options, Deadline deadline) {
   int pair[2];
@@ -71,10 +79,7 @@ Status join_all(Session& s, Bootstrap& bootstrap, const std::string& version, Pa
     s.hub = std::move(*hub);
     mine.secret = *secret;
     mine.hub.port = s.hub->port();
-    if (s.world.nodes.size() == 1)
-      mine.hub.addresses = {loopback};
-    else
-      mine.hub.addresses = own_addresses();
+    mine.hub.addresses = addresses_for(s.world);
   }
   auto shared = bootstrap.share(encode_invitation(mine, version), deadline);
   if (!shared) return forward(shared);
@@ -154,7 +159,6 @@ Status meet(Session& s, Deadline deadline) {
     s.main_address = (*offers)[r].name;
     break;
   }
-  if (w.nodes.size() > 1) s.world.address = s.hub ? s.main_address : local_address(s.link->fd());
   return {};
 }
 

@@ -202,7 +202,6 @@ Message welcome(const World& w, const std::vector<int>& local_sockets) {
                    {"nodes", w.nodes},
                    {"node_of", w.node_of},
                    {"generation", w.generation},
-                   {"address", w.address},
                    {"sockets", local_sockets}}
                   .dump()};
   return m;
@@ -222,7 +221,6 @@ Result<Welcome> read_welcome(const Message& m) {
     j.at("nodes").get_to(w.nodes);
     j.at("node_of").get_to(w.node_of);
     j.at("generation").get_to(w.generation);
-    j.at("address").get_to(w.address);
     j.at("sockets").get_to(out.local_sockets);
     return out;
   } catch (const std::exception& e) {

@@ -1,8 +1,6 @@
 #include "comm/route.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -47,24 +45,6 @@ std::string source_for(const std::string& ip) {
 }
 
 }  // namespace
-
-std::vector<LocalAddress> own_addresses() {
-  std::vector<LocalAddress> v4, v6;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return v4;
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> hold(list, freeifaddrs);
-  for (const ifaddrs* i = list; i; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;
-    if (i->ifa_addr->sa_family == AF_INET) {
-      v4.push_back({i->ifa_name, numeric(i->ifa_addr)});
-    } else if (i->ifa_addr->sa_family == AF_INET6) {
-      const auto* a = reinterpret_cast<const sockaddr_in6*>(i->ifa_addr);
-      if (!IN6_IS_ADDR_LINKLOCAL(&a->sin6_addr)) v6.push_back({i->ifa_name, numeric(i->ifa_addr)});
-    }
-  }
-  v4.insert(v4.end(), v6.begin(), v6.end());
-  return v4;
-}
 
 Result<std::string> choose_address(const std::string& wanted, const std::vector<LocalAddress>& own,
                                    const std::vector<std::string>& peer) {

@@ -5,15 +5,9 @@
 #include <vector>
 
 #include "base/base.h"
+#include "boot/net.h"
 
 namespace trainlaunch {
-
-struct LocalAddress {
-  std::string interface, ip;  // numeric
-};
-
-// Of the interfaces that are up, IPv4 first; none that are local to their link only.
-std::vector<LocalAddress> own_addresses();
 
 // `wanted`: an interface, or empty for the one that leads to `peer`, a rank elsewhere that has
 // these addresses.

@@ -72,7 +72,7 @@ int channel(WorkerControl& control) {
 int late(WorkerControl& control, int rank) {
   control.progress(7, "backward");
   if (control.world().rank == rank) {
-    ::poll(nullptr, 0, 8000);
+    ::poll(nullptr, 0, 5000);
     return exit_code::done;
   }
   const auto all = control.gather("loss", "", Deadline::in(Seconds(3)));
