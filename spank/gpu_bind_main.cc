@@ -1,7 +1,9 @@
 // gpu-bind: the planner, for the plugin (which runs `gpu-bind plan --format=wire`) and for people.
+#include <algorithm>
 #include <boost/program_options.hpp>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "config.h"
@@ -136,13 +138,27 @@ Status take_ranks(Arguments& a, const std::string& value) {
   return {};
 }
 
-// A list that is given is never "all": an empty one says that the caller knows nothing, which is.
+// An empty list counts as none: who has nothing to say says so.
 Status take_numbers(std::optional<std::vector<int>>& to, const std::string& value, int limit) {
   if (value.empty()) return {};
-  auto list = parse_list(value, limit);
+  auto list = parse_sequence(value, limit);
   if (!list) return forward(list);
   to = std::move(*list);
   return {};
+}
+
+// Slurm's order need not be PCI order: its words go with their GPUs.
+void sort_gpus(Arguments& a) {
+  if (!a.allocation.gpus) return;
+  std::vector<int>& gpus = *a.allocation.gpus;
+  if (gpus.size() == a.devices.size()) {
+    std::map<int, std::string> word_of;
+    for (size_t i = 0; i < gpus.size(); ++i) word_of.emplace(gpus[i], a.devices[i]);
+    a.devices.clear();
+    for (auto& [gpu, word] : word_of) a.devices.push_back(std::move(word));
+  }
+  std::sort(gpus.begin(), gpus.end());
+  gpus.erase(std::unique(gpus.begin(), gpus.end()), gpus.end());
 }
 
 Status take(Arguments& a, const po::variables_map& vm) {
@@ -179,6 +195,7 @@ Status take(Arguments& a, const po::variables_map& vm) {
   if (requested != "yes" && requested != "no")
     return fail("--requested: use yes or no", exit_code::usage);
   a.requested = requested == "yes";
+  sort_gpus(a);
   // Without a list of GPUs a job step has all of them only if it has the node.
   if (a.format == Format::wire && !a.allocation.gpus && !vm.count("exclusive"))
     a.allocation.gpus.emplace();
@@ -192,7 +209,8 @@ Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings)
   auto file = load_file(a.settings.topology);
   if (!file || !a.settings.topology_check) return file;
   auto live = load_live();
-  if (!live || live->cpus == file->cpus) return file;
+  if (!live) return live;
+  if (live->cpus == file->cpus) return file;
   warnings.push_back({"topology-mismatch",
                       a.settings.topology + " has CPUs " + to_list(file->cpus) + ", this machine " +
                           to_list(live->cpus) + ": the file is not used",

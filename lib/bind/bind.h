@@ -38,7 +38,7 @@ struct Asked {
 struct Allocation {
   int ranks = 0;                          // on this node; 0: one per GPU (one without GPUs)
   std::optional<std::vector<int>> cores;  // positions in Machine::cores; absent: all
-  std::optional<std::vector<int>> gpus;   // positions in Machine::gpus; absent: all
+  std::optional<std::vector<int>> gpus;   // positions in Machine::gpus, ascending; absent: all
   Asked asked;
 };
 

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -146,6 +147,7 @@ std::string look_up_in_child(const std::string& peer, Deadline deadline) {
   if (pipe2(pipe_fd, O_CLOEXEC) != 0) return "";
   const pid_t child = fork();
   if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     const std::string name = look_up(peer);
     const ssize_t written = write(pipe_fd[1], name.data(), name.size());
     _exit(written == static_cast<ssize_t>(name.size()) ? 0 : 1);

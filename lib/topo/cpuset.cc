@@ -1,7 +1,7 @@
 #include "topo/cpuset.h"
 
+#include <algorithm>
 #include <charconv>
-#include <set>
 
 namespace trainlaunch {
 namespace {
@@ -16,13 +16,13 @@ bool take_number(std::string_view& text, int& number) {
 
 }  // namespace
 
-Result<std::vector<int>> parse_list(std::string_view text, int limit) {
+Result<std::vector<int>> parse_sequence(std::string_view text, int limit) {
   const std::string whole(text.substr(0, 80));
   const auto bad = [&](const char* why) {
     return fail("'" + whole + "': " + why + "; a list of numbers looks like 0-3,8",
                 exit_code::usage);
   };
-  std::set<int> numbers;
+  std::vector<int> numbers;
   while (!text.empty()) {
     int first = 0;
     if (!take_number(text, first)) return bad("not a list");
@@ -33,12 +33,22 @@ Result<std::vector<int>> parse_list(std::string_view text, int limit) {
     }
     if (last < first) return bad("a range runs backwards");
     if (last >= limit) return bad("a number is too large");
-    for (int i = first; i <= last; ++i) numbers.insert(numbers.end(), i);
+    if (numbers.size() + static_cast<size_t>(last - first) >= static_cast<size_t>(limit))
+      return bad("too many numbers");
+    for (int i = first; i <= last; ++i) numbers.push_back(i);
     if (text.empty()) break;
     if (!text.starts_with(',') || text.size() == 1) return bad("not a list");
     text.remove_prefix(1);
   }
-  return std::vector<int>(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+Result<std::vector<int>> parse_list(std::string_view text, int limit) {
+  auto numbers = parse_sequence(text, limit);
+  if (!numbers) return numbers;
+  std::sort(numbers->begin(), numbers->end());
+  numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
+  return numbers;
 }
 
 Result<CpuSet> parse_cpus(std::string_view text) {

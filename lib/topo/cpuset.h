@@ -13,7 +13,10 @@ namespace trainlaunch {
 inline constexpr int max_cpu = 8192;  // CPU numbers are below this
 using CpuSet = std::bitset<max_cpu>;
 
-// Numbers of a list, ascending and without repeats; each must be below `limit`.
+// Numbers of a list as they stand there; each must be below `limit`, and there are no more than that.
+Result<std::vector<int>> parse_sequence(std::string_view text, int limit);
+
+// The same, ascending and without repeats.
 Result<std::vector<int>> parse_list(std::string_view text, int limit);
 Result<CpuSet> parse_cpus(std::string_view text);
 

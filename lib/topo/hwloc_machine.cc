@@ -288,7 +288,6 @@ class Reader {
   }
 
   Near near(Object a, const Place& at_a, Object b, const Place& at_b) const {
-    if (a == b) return {Level::pix, 0};
     std::map<Object, int> above_a;  // bridge -> bridges passed below it
     int depth = 0;
     for (Object o = a->parent; o && o->type == HWLOC_OBJ_BRIDGE; o = o->parent)

@@ -1,6 +1,7 @@
 #include "topo/trial.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@ constexpr rlim_t max_memory = rlim_t{2} << 30;
     sigaction(signal, &plain, nullptr);
   }
   alarm(max_seconds);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
 #ifndef __SANITIZE_ADDRESS__  // which reserves terabytes

@@ -198,9 +198,10 @@ class Run {
       auto sums = one_step();
       if (!sums) return forward(sums);
       const bool last = step_ == last_step();
+      // Before an evaluation: who asks for a stop may not wait long.
+      if (sums->stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
         if (auto s = evaluate(); !s) return s;
-      if (sums->stop > 0 && !last) return stop_early();
       if (due(config_.checkpoint.every) && !last) (void)save();
     }
     return save();
@@ -222,7 +223,7 @@ class Run {
     ++steps_timed_;
     if (stats->skipped)
       say("step " + std::to_string(step_) + ": the gradient is not finite; weights are unchanged");
-    if (due(config_.train.log_every) || step_ == last_step())
+    if (due(config_.train.log_every) || step_ == 1 || step_ == last_step())
       log({step_, sums->mean(), scalars.lr, stats->grad_norm, 0});
     return sums;
   }

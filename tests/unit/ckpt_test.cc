@@ -151,7 +151,7 @@ bool strace_works() {
   static const bool works = [] {
     const bool ok = spawn({"strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e",
                            "inject=write:retval=0", "true"}) == 0;
-    if (!ok) std::puts("SKIP: strace is not there or may not trace");
+    if (!ok) std::puts("skipped: strace is not there or may not trace");
     return ok;
   }();
   return works;
@@ -390,6 +390,42 @@ TEST_CASE("runs that do not cover the tensors are refused on all ranks") {
   }
 }
 
+// A device that fails: what was enqueued turns out to have gone wrong.
+class BrokenStream final : public Stream {
+ public:
+  Event record() override { return Event(std::make_shared<Broken>()); }
+  void wait(const Event&) override {}
+  void* native() override { return nullptr; }
+
+ private:
+  struct Broken final : Event::Impl {
+    Result<bool> done() override { return fail("the device is gone"); }
+    void* native() override { return nullptr; }
+  };
+};
+
+TEST_CASE("a rank that cannot write fails the save on all ranks and leaves nothing") {
+  Temporary dir;
+  REQUIRE(save(dir / "run", 1, 3));
+  Team(3).run([&](Control& control) {
+    Host host;
+    BrokenStream broken;
+    Holding mine(control.world().rank, 3);
+    auto writer = Writer::open(dir / "run", control);
+    REQUIRE(writer);
+    Stream& stream = control.world().rank == 1 ? static_cast<Stream&>(broken) : *host.stream;
+    auto saved = (*writer)->save(mine.pieces, sizes, state_of(2), *host.device, stream);
+    REQUIRE(!saved);
+    CHECK(saved.error().what == "checkpoint of step 2 failed: rank 1 (here): the device is gone");
+    CHECK(!(*writer)->poll());
+    // The next one is as good as any.
+    mine.fill(3);
+    CHECK((*writer)->save(mine.pieces, sizes, state_of(3), *host.device, *host.stream));
+  });
+  CHECK(entries(dir / "run") == std::vector<std::string>{"step-000000001", "step-000000003"});
+  CHECK(load(dir / "run", 3) == "");
+}
+
 TEST_CASE("retention keeps the newest") {
   Temporary dir;
   for (uint64_t step : {1, 2, 3, 4}) REQUIRE(save(dir / "run", step));
@@ -503,7 +539,7 @@ TEST_CASE("a full disk is said before and leaves the older checkpoint") {
   std::filesystem::create_directory(dir / "disk");
   const std::string disk = dir / "disk";
   if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k,nr_inodes=6") != 0) {
-    std::puts("SKIP: no right to mount a small disk");
+    std::puts("skipped: no right to mount a small disk");
     return;
   }
   auto first = save(disk + "/run", 1);

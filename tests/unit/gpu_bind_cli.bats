@@ -139,6 +139,12 @@ options_of_page() {
   [ "${lines[-1]}" = end ]
 }
 
+@test "Slurm's words go with their GPUs, in whatever order it lists them" {
+  run "$planner" plan --topology "$lab/four-gpus.xml" --format=wire --visible=own --gpus=3,1 --devices=GPU-c,GPU-a
+  [ "$status" -eq 0 ]
+  [[ $output == *$'rank 0\n'*"CUDA_VISIBLE_DEVICES=GPU-a"$'\n'*"rank 1"$'\n'*"CUDA_VISIBLE_DEVICES=GPU-c"* ]]
+}
+
 @test "this machine can be shown and planned for" {
   run "$planner" show
   [ "$status" -eq 0 ]

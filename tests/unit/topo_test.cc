@@ -68,6 +68,8 @@ TEST_CASE("lists of numbers are read and written in Linux form") {
   CHECK(*parse_list("0-3,8,10-11", 16) == std::vector<int>{0, 1, 2, 3, 8, 10, 11});
   CHECK(*parse_list("5,1,1-2", 16) == std::vector<int>{1, 2, 5});
   CHECK(parse_list("", 16)->empty());
+  CHECK(*parse_sequence("5,1,1-2", 16) == std::vector<int>{5, 1, 1, 2});
+  CHECK_FALSE(parse_sequence("0-15,0-15", 16).has_value());
   CHECK(to_list(std::vector<int>{0, 1, 2, 3, 8, 10, 11}) == "0-3,8,10-11");
   CHECK(to_list(*parse_cpus("128-143,0-15")) == "0-15,128-143");
   for (const char* bad : {"a", "1-", "-1", "1,,2", "1,", ",1", "3-1", "16", "0-16", "1 2", "1-2-3",

@@ -351,7 +351,7 @@ TEST_CASE("a save that fails does not end the run") {
   const std::string disk = dir / "disk";
   std::filesystem::create_directory(disk);
   if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k") != 0) {
-    std::puts("SKIP: no right to mount a small disk");
+    std::puts("skipped: no right to mount a small disk");
     return;
   }
   RunConfig c = small(dir);
