@@ -154,17 +154,22 @@ class Planner {
     r.why.push_back("CPUs left alone: " + why);
   }
 
+  // Beside every CPU of several memory nodes: the machine does not say where.
+  bool is_unknown(const Place& place) const {
+    return place.numa < 0 && m_.numa.size() > 1 && place.cpus == m_.cpus;
+  }
+
   CoreWish wish_of(const RankPlan& r) const {
     CoreWish wish;
     for (int g : r.gpus) {
       const Place& place = gpu(g).place;
+      if (is_unknown(place)) return {};
       wish.beside |= place.cpus;
       wish.numa = place.numa;
     }
-    const CpuSet within = wish.beside;
     std::set<int> packages;
     for (const Core& c : m_.cores)
-      if (within.test(static_cast<size_t>(c.cpus.front()))) packages.insert(c.package);
+      if (wish.beside.test(static_cast<size_t>(c.cpus.front()))) packages.insert(c.package);
     if (packages.size() == 1) wish.package = *packages.begin();
     return wish;
   }
@@ -220,7 +225,7 @@ class Planner {
       std::vector<int> mine;
       for (int c : cores)
         if (distance(core(c), wishes[k]) <= best) mine.push_back(c);
-      take_cores(plan_.ranks[ranks[k]], mine, best, "all the step's cores there");
+      take_cores(plan_.ranks[ranks[k]], mine, best, "all that the step has there");
     }
   }
 
@@ -255,7 +260,7 @@ class Planner {
     static const char* const where[] = {"beside the GPU", "in the GPU's memory node",
                                         "in the GPU's package", "in another package than the GPU"};
     std::string why = "CPUs " + to_list(r.cpus) + ": " + count(cores.size(), "core", "cores");
-    if (!r.gpus.empty()) why += std::string(" ") + where[far];
+    if (wish_of(r).beside.any()) why += std::string(" ") + where[far];
     why += ", " + how;
     if (far >= 2) why += "; the step has no free core nearer";
     r.why.push_back(why);
@@ -346,9 +351,8 @@ class Planner {
   }
 
   void look_at_places() {
-    if (m_.numa.size() < 2) return;
     for (int g : plan_.gpus)
-      if (gpu(g).place.numa < 0 && gpu(g).place.cpus == m_.cpus) {
+      if (is_unknown(gpu(g).place)) {
         warn("locality-unknown",
              "this machine does not say which CPUs its GPUs are near (a "
              "virtual machine?): cores are dealt by rank, memory is left alone",
