@@ -52,6 +52,14 @@ Result<int> fair_threads(Control& control, Deadline deadline) {
   return std::max(1, cpus / std::max(1, sharers));
 }
 
+// For one sequence at a time: threads that have little to do wait for each other, mostly.
+int useful_threads(const Layout& layout) {
+  constexpr int64_t elements_a_thread = int64_t{16} << 20;
+  const std::string cpus = allowed_cpus();
+  const int64_t useful = 1 + layout.elements() / elements_a_thread;
+  return static_cast<int>(std::min<int64_t>(useful, std::count(cpus.begin(), cpus.end(), '1')));
+}
+
 Status make_arena(Engine& e, const BatchShape& shape, bool training) {
   auto take = [&](Arena& arena) {
     e.model->reserve(arena, e.ops->dtype(), shape, training);
@@ -152,8 +160,9 @@ Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& cont
 
 Result<Engine> make_frozen_engine(const RunConfig& config) {
   Engine e;
-  if (auto s = make_machine(e, config, config.train.threads); !s) return forward(s);
   if (auto s = make_model(e, config.model); !s) return forward(s);
+  const int threads = config.train.threads > 0 ? config.train.threads : useful_threads(e.layout);
+  if (auto s = make_machine(e, config, threads); !s) return forward(s);
   const std::unique_ptr<Control> alone = make_single_control();
   auto comm = make_comm(*alone, {}, {});
   if (!comm) return forward(comm);

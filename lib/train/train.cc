@@ -168,7 +168,8 @@ class Run {
     const int64_t micro = engine_.tokens.rows();
     std::string arena;
     for (const Arena::Item& item : engine_.arena.items())
-      arena += (arena.empty() ? "" : ", ") + item.what + " " + mebibytes(item.bytes);
+      if (item.bytes >= size_t{1} << 16)  // smaller ones would read 0.0 MiB
+        arena += (arena.empty() ? "" : ", ") + item.what + " " + mebibytes(item.bytes);
 
     say("world       " + plural(static_cast<uint64_t>(world_.size), "rank") + " on " +
         plural(world_.nodes.size(), "node") + ", " + engine_.comm->name() + " communication; " +
