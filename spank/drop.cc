@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <ctime>
 
 namespace trainlaunch::plugin {
@@ -35,8 +36,16 @@ int64_t now_ms() {
   _exit(127);
 }
 
+// The C library refuses to touch two real-time signals that it keeps for itself, but a daemon's
+// parent may have ignored them: the kernel is asked. All zero is the default action.
 void reset_signals() {
-  for (int s = 1; s < NSIG; ++s) signal(s, SIG_DFL);
+  const struct {
+    void* handler;
+    unsigned long flags;
+    void* restorer;
+    uint64_t mask;
+  } fresh = {};
+  for (int s = 1; s < NSIG; ++s) syscall(SYS_rt_sigaction, s, &fresh, nullptr, sizeof fresh.mask);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

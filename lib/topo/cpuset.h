@@ -13,7 +13,8 @@ namespace trainlaunch {
 inline constexpr int max_cpu = 8192;  // CPU numbers are below this
 using CpuSet = std::bitset<max_cpu>;
 
-// Numbers of a list as they stand there; each must be below `limit`, and there are no more than that.
+// Numbers of a list as they stand there; each must be below `limit`, and there are no more than
+// that.
 Result<std::vector<int>> parse_sequence(std::string_view text, int limit);
 
 // The same, ascending and without repeats.
