@@ -71,11 +71,16 @@ reach() { lab exec "$1" timeout 1 bash -c ": < /dev/tcp/$2/6818" 2>/dev/null; }
   kill -9 "$(cat "$TL_LAB/slurmctld.pid")" "$(cat "$TL_LAB/munge/pid")" "$(lab_value n1.slurmd)"
   [ ! -e "$TL_LAB/nodes/n1/holder" ] || kill -9 "$(cat "$TL_LAB/nodes/n1/holder")"
   lab down
-  lab up --no-plugin --nodes 4 &
+  "$TL_SOURCE/tests/lab/lab" up --no-plugin --nodes 4 3>&- &
   pid=$!
   sleep 0.2
   kill -9 $pid
   wait $pid || true
+  lab down
+  [ -z "$(of_this_lab)" ]
+  # The same while the one that starts it lives.
+  "$TL_SOURCE/tests/lab/lab" up --no-plugin --nodes 4 3>&- &
+  sleep 0.2
   lab down
   diff <(echo "$before") <(machine)
   [ -z "$(of_this_lab)" ]

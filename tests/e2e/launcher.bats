@@ -22,7 +22,7 @@ teardown() {
 processes() {
   local exe
   for exe in /proc/[0-9]*/exe; do
-    [ "$(readlink "$exe" 2> /dev/null)" != "$1" ] || { exe=${exe%/exe}; echo "${exe#/proc/}"; }
+    [ ! "$exe" -ef "$1" ] || { exe=${exe%/exe}; echo "${exe#/proc/}"; }
   done
 }
 
