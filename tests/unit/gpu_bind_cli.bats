@@ -35,32 +35,6 @@ refused() {
   [[ $stderr == "gpu-bind: "* ]]
 }
 
-# Options with their defaults, "--mem preferred", one a line.
-options_of_help() {
-  "$planner" --help | tr '\n' ' ' | sed 's/ --/\n--/g' |
-    sed -nE 's/^(--[a-z]+).*\[([^]]+)\] *$/\1 \2/p; t; s/^(--[a-z]+) .*/\1/p'
-}
-options_of_page() {
-  sed -n '/^\.Ss Options/,/^\.Ss JSON/p' man/gpu-bind.1 | tr '\n' ' ' | sed 's/\.It Fl -/\n--/g' |
-    sed -nE 's/^(--[a-z]+).*\.Bq (Pa )?(.*[^ ]) \. .*$/\1 \3/p; t; s/^(--[a-z]+).*/\1/p'
-}
-
-@test "help and manual page have the same options with the same defaults" {
-  help=$(options_of_help | sed -E 's, /.*/slurm/gpu-bind.conf, SYSCONFDIR/slurm/gpu-bind.conf,')
-  page=$(options_of_page)
-  diff <(sort -u <<< "$help") <(sort -u <<< "$page")
-  [ "$(wc -l <<< "$help")" -gt 15 ]
-}
-
-@test "manual pages are clean" {
-  command -v mandoc > /dev/null || skip "mandoc is not installed"
-  # Whether a page that is referred to is installed depends on the machine.
-  run bash -c 'mandoc -Tlint man/gpu-bind.1 man/gpu-bind.conf.5 2> /dev/null |
-    grep -v "referenced manual not found"'
-  echo "$output"
-  [ -z "$output" ]
-}
-
 @test "every key of the configuration has its place in its page" {
   run "$planner" --help
   [ "$status" -eq 0 ]

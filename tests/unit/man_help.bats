@@ -23,6 +23,8 @@ of_help() {
       d = "-"
       if (match(text, /\(=[^)]*\)/)) d = substr(text, RSTART + 2, RLENGTH - 3)
       else if (match(text, / \[[^]]*\]$/)) d = substr(text, RSTART + 2, RLENGTH - 3)
+      # A long path is broken anywhere.
+      if (d ~ /^\//) gsub(/ /, "", d)
       if (name != "--help" && name != "--version") print name, d
       name = ""
     }
