@@ -7,6 +7,8 @@ namespace trainlaunch {
 namespace {
 
 constexpr size_t max_store = size_t{256} << 20;
+// For all to leave after a failure: twice what a worker gets to end, and its supervisor to sweep.
+constexpr Seconds leave_limit{20};
 
 Clock::time_point until(int64_t milliseconds, Clock::time_point now) {
   if (milliseconds < 0) return Clock::time_point::max();
@@ -172,15 +174,16 @@ void Ledger::lost(int rank, const std::string& how, Clock::time_point now) {
 void Ledger::report(Failure what, bool at_once, Clock::time_point now) {
   if (failure_) return;
   if (at_once || !suspect_) suspect_ = std::move(what);
-  if (at_once) return announce();
+  if (at_once) return announce(now);
   settle_until_ =
       std::min(settle_until_, now + std::chrono::duration_cast<Clock::duration>(pace_.settle));
 }
 
-void Ledger::announce() {
+void Ledger::announce(Clock::time_point now) {
   if (failure_ || !suspect_) return;
   failure_ = std::exchange(suspect_, std::nullopt);
   settle_until_ = Clock::time_point::max();
+  finish_by_ = now + std::chrono::duration_cast<Clock::duration>(leave_limit);
   for (const auto& [name, waits] : gets_)
     for (const Wait& w : waits) refuse(w.rank, w.id, failure_->what);
   for (const auto& [key, g] : gathers_)
@@ -204,15 +207,23 @@ void Ledger::maybe_finish() {
     if (!r.left) return;
     code = std::max(code, *r.left);
   }
+  finish(failure_ ? failure_->code : code);
+}
+
+void Ledger::finish(int code) {
   finished_ = true;
+  finish_by_ = Clock::time_point::max();
   Message m;
   m.kind = Message::Kind::finish;
-  m.number = failure_ ? failure_->code : code;
+  m.number = code;
   tell_all(m);
 }
 
 void Ledger::expire(Clock::time_point now) {
-  if (now >= settle_until_) announce();
+  if (now >= settle_until_) announce(now);
+  // A worker that cannot be killed (it hangs in a driver, or on a dead file server) holds up
+  // nobody.
+  if (now >= finish_by_) finish(failure_->code);
   for (auto it = gets_.begin(); it != gets_.end();) {
     std::erase_if(it->second, [&](const Wait& w) {
       if (w.until > now) return false;
@@ -235,7 +246,7 @@ void Ledger::expire(Clock::time_point now) {
 }
 
 Clock::time_point Ledger::due() const {
-  Clock::time_point first = settle_until_;
+  Clock::time_point first = std::min(settle_until_, finish_by_);
   for (const auto& [name, waits] : gets_)
     for (const Wait& w : waits) first = std::min(first, w.until);
   for (const auto& [key, g] : gathers_)

@@ -66,8 +66,9 @@ class Ledger {
   void gather(int rank, Message m, Clock::time_point now);
   void end_gather(const std::string& name, uint64_t turn);
   void report(Failure what, bool at_once, Clock::time_point now);
-  void announce();
+  void announce(Clock::time_point now);
   void maybe_finish();
+  void finish(int code);
   void refuse(int rank, uint64_t id, std::string what);
   void tell_all(const Message& m);
   std::string late(const Gather& g) const;
@@ -82,6 +83,7 @@ class Ledger {
   std::map<std::string, std::vector<uint64_t>> turns_;  // calls of a name, by rank
   std::optional<Failure> suspect_, failure_;
   Clock::time_point settle_until_ = Clock::time_point::max();
+  Clock::time_point finish_by_ = Clock::time_point::max();
   bool finished_ = false;
   std::vector<Outgoing> out_;
 };

@@ -335,6 +335,26 @@ TEST_SUITE("ledger") {
     CHECK(out[0].message.number == 1);
   }
 
+  TEST_CASE("a rank that does not leave after a failure is waited for no longer than 20 s") {
+    Ledger l = joined(3, 2);
+    l.handle(1, make(Kind::failed, 0, "rank 1 was killed", {}, 137), t0);
+    l.handle(1, make(Kind::left, 0, "", {}, 137), t0);
+    l.handle(0, make(Kind::left, 0, "", {}, 143), t0 + 1s);
+    l.take_outgoing();
+    CHECK(l.due() == t0 + 20s);
+    l.expire(t0 + 19s);
+    CHECK_FALSE(l.finished());
+    l.expire(t0 + 20s);
+    CHECK(l.finished());
+    const auto out = l.take_outgoing();
+    REQUIRE(out.size() == 3);  // rank 2 as well: its supervisor can end
+    for (const auto& o : out) {
+      CHECK(o.message.kind == Kind::finish);
+      CHECK(o.message.number == 137);
+    }
+    CHECK(l.due() == Clock::time_point::max());
+  }
+
   TEST_CASE("the common exit code is the largest of those that are no failures") {
     Ledger l = joined(2, 2);
     l.handle(0, make(Kind::left, 0, "", {}, 0), t0);
