@@ -24,6 +24,7 @@ namespace {
 
 constexpr Seconds bootstrap_limit{120};
 constexpr Seconds term_to_kill{5};
+constexpr Seconds kill_to_end{15};  // for a worker that not even SIGKILL ends
 constexpr Seconds farewell_limit{10};
 constexpr int stop_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
 constexpr int passed_signals[] = {SIGUSR1, SIGUSR2};
@@ -51,6 +52,7 @@ Result<Signals> take_signals() {
   Signals out;
   sigprocmask(SIG_BLOCK, &ours, &out.before);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // ignored, as nohup scripts hand it down, no child could be awaited
   out.fd = Fd(signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!out.fd) return fail_errno("signalfd");
   return out;
@@ -74,12 +76,13 @@ class Supervisor {
       fail_with(me() + ": " + s.error().what, s.error().exit);
       leave(s.error().exit);
     }
-    while (!finish_code_ && !(hub_lost_ && left_)) {
+    while (!finish_code_ && !(hub_lost_ && (left_ || Clock::now() >= give_up_at_))) {
       wait();
       read_signals();
+      reap();
       read_worker();
       read_link();
-      if (worker_ && worker_->running() && Clock::now() >= kill_at_) worker_->signal(SIGKILL);
+      if (Clock::now() >= kill_at_) kill_worker();
     }
     return end();
   }
@@ -129,36 +132,47 @@ class Supervisor {
   }
 
   void read_signals() {
-    bool child = false;
     signalfd_siginfo info;
     while (::read(signals_.fd.get(), &info, sizeof info) == sizeof info) {
       const int number = static_cast<int>(info.ssi_signo);
-      if (number == SIGCHLD) {
-        child = true;
-        continue;
-      }
+      if (number == SIGCHLD) continue;  // it only wakes the loop
       if (is_stop(number)) stopped_by_ = number;
       if (worker_ && worker_->running()) worker_->signal(number);
     }
-    if (!child || !worker_) return;
+  }
+
+  void reap() {
+    if (!worker_) return;
     if (const auto status = worker_->reap()) worker_ended(*status);
+  }
+
+  // Once: what this does not end at once may never end, and is not waited for.
+  void kill_worker() {
+    kill_at_ = Clock::time_point::max();
+    if (worker_ && worker_->running()) worker_->signal(SIGKILL);
   }
 
   void worker_ended(int status) {
     read_worker();  // what it said last
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     const bool orderly = code == exit_code::done || code == exit_code::requeue;
-    worker_->sweep();
-    if (failed_ || orderly) return leave(code);
+    if (failed_ || orderly) return sweep_and_leave(code);
     if (stopped_by_) {
       fail_with(me() + ": stopped by " + signal_name(stopped_by_), exit_code::cancelled);
-      return leave(exit_code::cancelled);
+      return sweep_and_leave(exit_code::cancelled);
     }
     fail_with(me() + ": the worker " +
                   (WIFEXITED(status) ? "exited with code " + std::to_string(code)
                                      : "was killed by " + signal_name(WTERMSIG(status))) +
                   progress_,
               code);
+    sweep_and_leave(code);
+  }
+
+  // Sweeping may take seconds. A failure is sent before: it must not lose to one that it caused.
+  void sweep_and_leave(int code) {
+    if (!hub_lost_) (void)link().pump();  // read_link() meets an error again
+    worker_->sweep();
     leave(code);
   }
 
@@ -206,12 +220,8 @@ class Supervisor {
 
   void read_link() {
     if (hub_lost_) return;
-    if (Status s = link().pump(); !s) {
-      hub_lost_ = true;
-      stop_all("rank " + name_ranks(world(), {0}) + ": its supervisor is lost: " + s.error().what,
-               exit_code::failed);
-      return;
-    }
+    const Status alive = link().pump();
+    // What the hub said before it hung up still counts.
     while (auto m = link().next()) {
       if (m->kind == Message::Kind::failure) {
         stop_all(m->name, static_cast<int>(m->number));
@@ -223,6 +233,12 @@ class Supervisor {
       }
     }
     if (control_) (void)control_->flush();
+    if (alive || finish_code_) return;
+    hub_lost_ = true;
+    give_up_at_ =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(term_to_kill + kill_to_end);
+    stop_all("rank " + name_ranks(world(), {0}) + ": its supervisor is lost: " + alive.error().what,
+             exit_code::failed);
   }
 
   // The first failure has reached this rank, its own or another's.
@@ -280,7 +296,7 @@ class Supervisor {
   bool left_ = false, failed_ = false, hub_lost_ = false;
   int failure_code_ = 0;
   std::optional<int> finish_code_;
-  Clock::time_point kill_at_ = Clock::time_point::max();
+  Clock::time_point kill_at_ = Clock::time_point::max(), give_up_at_ = kill_at_;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 //     code.
 //   - a worker fails: the first failure counts (hub.h). All other workers get SIGTERM and, five
 //     seconds later, SIGKILL; rank 0 says once who failed and why, and ends the job step with the
-//     worker's exit code, or 128+n after signal n.
+//     worker's exit code, or 128+n after signal n, at the latest 20 seconds after the failure.
 //   - SIGTERM, SIGINT, SIGHUP or SIGQUIT: handed on to the worker. If it then exits with 0 or 75,
 //     that is its code, otherwise 143 (and a failure). SIGUSR1 and SIGUSR2 are handed on, no more.
 //   - a supervisor is lost: a failure, with code 1.

@@ -97,7 +97,7 @@ Status Link::pump() {
     pinged_ = now;
     conn_.send(sign_);
   }
-  if (Status s = conn_.flush(); !s) return s;
+  const Status written = conn_.flush();
   auto open = conn_.fill();
   for (;;) {
     auto m = conn_.next();
@@ -106,6 +106,7 @@ Status Link::pump() {
     heard_ = now;
     if ((*m)->kind != Message::Kind::ping) arrived_.push_back(std::move(**m));
   }
+  if (!written) return written;
   if (!open) return forward(open);
   if (!*open) return fail("it is gone");
   if (now - heard_ > ticks(pace_.silence))
@@ -129,7 +130,7 @@ Result<std::vector<std::string>> Link::call(Message m, Deadline deadline) {
       deadline.at == Clock::time_point::max() ? deadline.at : deadline.at + ticks(answer_slack)};
   conn_.send(m);
   for (;;) {
-    if (Status s = pump(); !s) return fail("lost the supervisor of rank 0: " + s.error().what);
+    const Status alive = pump();
     const auto answer = std::find_if(arrived_.begin(), arrived_.end(), [&](const Message& a) {
       return (a.kind == Message::Kind::reply || a.kind == Message::Kind::error) && a.id == m.id;
     });
@@ -139,6 +140,7 @@ Result<std::vector<std::string>> Link::call(Message m, Deadline deadline) {
       if (a.kind == Message::Kind::error) return fail(a.name);
       return std::move(a.values);
     }
+    if (!alive) return fail("lost the supervisor of rank 0: " + alive.error().what);
     if (patience.over()) return fail("the supervisor of rank 0 does not answer");
     wait(conn_, sooner(patience, Deadline::in(pace_.ping / 2)));
   }

@@ -39,7 +39,7 @@ class Link {
 
   void send(const Message& m) { conn_.send(m); }
   // Reads, writes and gives signs of life; to be called when poll(2) says so, and every second.
-  // An error: the hub is lost.
+  // An error: the hub is lost; next() still has what it said before.
   Status pump();
   std::optional<Message> next();
 

@@ -147,6 +147,21 @@ finish() {
   grep -q 'train-launch: rank 1 ([^)]*): ' <<< "$output"
 }
 
+@test "a failure counts before what the worker leaves behind has ended" {
+  dir=$(scratch)
+  # A chain of sessions: each dies only after the one above it, so that killing all takes a while.
+  printf '[ "$1" != 0 ] || { : > "$2"; exec sleep 1000; }\nsetsid sh "$0" $(($1 - 1)) "$2"\n' \
+    > "$dir/chain"
+  run srun --mpi=pmix -n2 "$launch" exec -- sh -c '
+    [ $RANK = 0 ] || setsid sh "$0/chain" 300 "$0/deep" &
+    until [ -e "$0/deep" ]; do sleep 0.1; done
+    [ $RANK = 0 ] || exit 7
+    sleep 0.5
+    exit 1' "$dir"
+  echo "$output"
+  [ "$status" = 7 ]
+}
+
 @test "a code that says 'run me again' is kept when all ranks leave so" {
   run srun --mpi=pmix -n2 "$launch" exec -- sh -c 'exit 75'
   echo "$output"
@@ -276,6 +291,9 @@ node_idle() { [ "$(lab_value "$1.state")" = idle ]; }
   echo "$output"
   [ "$status" = 139 ]
   grep -qx '0 1' <<< "$output"
+  # Ignored signals are inherited; this one would hide the worker's end.
+  run timeout 20 sh -c 'trap "" CHLD; exec "$0" exec -- sh -c "exit 3"' "$launch"
+  [ "$status" = 3 ]
   run -127 "$launch" exec -- "$BATS_TEST_TMPDIR/no such command"
 }
 
