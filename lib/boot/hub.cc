@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <list>
 #include <mutex>
@@ -112,7 +113,7 @@ class HubThread final : public Hub {
 
   void wait() {
     std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}};
-    if (listener_) fds.push_back({listener_.get(), POLLIN, 0});
+    if (listener_) fds.push_back({std::exchange(full_, false) ? -1 : listener_.get(), POLLIN, 0});
     for (const Peer& p : peers_) fds.push_back({p.conn.fd(), p.conn.events(), 0});
     const auto soon =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.pace.ping / 2);
@@ -133,7 +134,10 @@ class HubThread final : public Hub {
     if (!listener_) return;
     for (;;) {
       Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!fd) return;
+      if (!fd) {
+        full_ = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        return;
+      }
       set_stream_options(fd.get(), options_.pace.silence);
       drop_oldest_stranger();
       peers_.emplace_back(std::move(fd));
@@ -251,6 +255,7 @@ class HubThread final : public Hub {
   std::condition_variable drained_;
   std::vector<Fd> adopted_;
   bool empty_ = false;
+  bool full_ = false;  // out of descriptors: who waits to be accepted would keep poll(2) awake
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };

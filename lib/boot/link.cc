@@ -10,7 +10,7 @@
 namespace trainlaunch {
 namespace {
 
-constexpr Seconds one_address{2};    // for a connection and a handshake with one address
+constexpr Seconds one_address{2};    // until an address has shown that it is the hub's
 constexpr Seconds answer_slack{15};  // the hub watches deadlines; this is for a hub that does not
 constexpr Seconds asleep{4};         // longer between two pumps: this process was stopped
 
@@ -48,12 +48,12 @@ Link::Link(Conn conn, const Options& options)
       heard_(Clock::now()),
       pumped_(heard_) {}
 
-Result<Link> Link::join(Fd socket, const Options& options, Deadline deadline) {
+Result<Link> Link::join(Fd socket, const Options& options, Deadline challenged, Deadline deadline) {
   auto me = handshake::Rank::begin(options.secret, options.who);
   if (!me) return forward(me);
   Conn conn(std::move(socket), handshake::challenge_bytes);
   conn.send_raw(me->hello());
-  auto challenge = receive(conn, deadline, [&]() -> Result<std::optional<std::string>> {
+  auto challenge = receive(conn, challenged, [&]() -> Result<std::optional<std::string>> {
     return conn.take(handshake::challenge_bytes);
   });
   if (!challenge) return forward(challenge);
@@ -61,6 +61,7 @@ Result<Link> Link::join(Fd socket, const Options& options, Deadline deadline) {
   if (!proof) return forward(proof);
   conn.send_raw(*proof);
   conn.seal(me->keys().to_hub, me->keys().to_rank, max_body(static_cast<size_t>(options.size)));
+  // No second try from here on: the hub may have let this rank in, which it does once.
   auto accepted = receive(conn, deadline, [&] { return conn.next(); });
   if (!accepted) return forward(accepted);
   return Link(std::move(conn), options);
@@ -77,7 +78,7 @@ Result<Link> Link::join(const Place& hub, const Options& options, Deadline deadl
         continue;
       }
       set_stream_options(socket->get(), options.pace.silence);
-      auto link = join(std::move(*socket), options, soon);
+      auto link = join(std::move(*socket), options, soon, deadline);
       if (link) {
         link->hub_address_ = address;
         return link;

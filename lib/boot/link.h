@@ -30,8 +30,10 @@ class Link {
 
   // Tries the addresses in turn until one answers and knows the secret.
   static Result<Link> join(const Place& hub, const Options& options, Deadline deadline);
-  // Over a socket that is connected already.
-  static Result<Link> join(Fd socket, const Options& options, Deadline deadline);
+  // Over a socket that is connected already. The other side has until `challenged` to show that it
+  // knows the secret too.
+  static Result<Link> join(Fd socket, const Options& options, Deadline challenged,
+                           Deadline deadline);
 
   int fd() const { return conn_.fd(); }
   short events() const { return conn_.events(); }

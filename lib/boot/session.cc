@@ -12,7 +12,7 @@ namespace trainlaunch {
 namespace {
 
 constexpr const char* loopback = "127.0.0.1";
-constexpr Seconds local_limit{10};
+constexpr Seconds local_limit{4};  // nothing is said to the hub meanwhile: well within its silence
 
 // What rank 0 shares, and what all say to each other afterwards, travels as Messages: their coding
 // is there and bounded.
@@ -65,7 +65,7 @@ Result<Link> join_own(Hub& hub, const Link::Options& options, Deadline deadline)
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
     return fail_errno("socketpair");
   hub.adopt(Fd(pair[0]));
-  return Link::join(Fd(pair[1]), options, deadline);
+  return Link::join(Fd(pair[1]), options, deadline, deadline);
 }
 
 Status join_all(Session& s, Bootstrap& bootstrap, const std::string& version, Pace pace,

@@ -500,6 +500,35 @@ TEST_SUITE("hub") {
     CHECK(contains(answer.error().what, "rank 0"));
   }
 
+  TEST_CASE("a hub that has shown itself may take its time to say welcome") {
+    int fds[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    std::thread slow([socket = fds[0]] {
+      Conn conn(Fd(socket), handshake::hello_bytes);
+      const auto take = [&](size_t n) {
+        std::optional<std::string> bytes;
+        for (int i = 0; i < 500 && !(bytes = conn.take(n)); ++i) {
+          pollfd p{conn.fd(), POLLIN, 0};
+          ::poll(&p, 1, 10);
+          (void)conn.fill();
+        }
+        return bytes.value_or("");
+      };
+      auto hub = handshake::Hub::begin(secret_of(7), take(handshake::hello_bytes));
+      if (!hub) return;
+      conn.limit(handshake::proof_bytes);
+      conn.send_raw(hub->challenge());
+      (void)conn.flush();
+      if (!hub->accept(take(handshake::proof_bytes))) return;
+      conn.seal(hub->keys().to_rank, hub->keys().to_hub, max_body(1));
+      std::this_thread::sleep_for(1200ms);
+      conn.send(Message{});
+      (void)conn.flush();
+    });
+    CHECK(Link::join(Fd(fds[1]), options_of(1, 2), Deadline::in(1s), Deadline::in(10s)));
+    slow.join();
+  }
+
   TEST_CASE("a rank looks for the hub at all its addresses") {
     auto hub = Hub::start({world_of(1, 1), secret_of(7), Hub::Listen::loopback, Pace{}});
     REQUIRE(hub);
