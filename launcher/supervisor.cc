@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -58,6 +59,15 @@ Result<Signals> take_signals() {
   return out;
 }
 
+// Rank 0 holds a connection to every rank. Returns the limits as they were, for the worker.
+rlimit raise_descriptor_limit() {
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit raised{before.rlim_max, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &raised);
+  return before;
+}
+
 std::string signal_name(int n) {
   const char* text = strsignal(n);
   return "signal " + std::to_string(n) + (text ? " (" + std::string(text) + ")" : "");
@@ -65,9 +75,11 @@ std::string signal_name(int n) {
 
 class Supervisor {
  public:
-  Supervisor(const Job& job, Signals signals, Bootstrap& bootstrap, Session session)
+  Supervisor(const Job& job, Signals signals, rlimit descriptors, Bootstrap& bootstrap,
+             Session session)
       : job_(job),
         signals_(std::move(signals)),
+        descriptors_(descriptors),
         bootstrap_(bootstrap),
         session_(std::move(session)) {}
 
@@ -98,6 +110,7 @@ class Supervisor {
     spec.argv = job_.argv;
     spec.given = job_.given;
     spec.signal_mask = signals_.before;
+    spec.descriptors = descriptors_;
     Fd theirs;
     if (job_.kind == Job::Kind::engine) {
       int pair[2];
@@ -157,6 +170,10 @@ class Supervisor {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     const bool orderly = code == exit_code::done || code == exit_code::requeue;
     if (failed_ || orderly) return sweep_and_leave(code);
+    if (Status s = worker_->started(); !s) {
+      fail_with(me() + ": " + s.error().what, s.error().exit);
+      return sweep_and_leave(s.error().exit);
+    }
     if (stopped_by_) {
       fail_with(me() + ": stopped by " + signal_name(stopped_by_), exit_code::cancelled);
       return sweep_and_leave(exit_code::cancelled);
@@ -287,6 +304,7 @@ class Supervisor {
 
   const Job& job_;
   const Signals signals_;
+  const rlimit descriptors_;  // for the worker
   Bootstrap& bootstrap_;
   Session session_;
   std::optional<WorkerProcess> worker_;
@@ -318,6 +336,7 @@ std::vector<std::pair<std::string, std::string>> place_variables(const World& w,
 }
 
 int supervise(const Job& job) {
+  const rlimit descriptors = raise_descriptor_limit();
   auto signals = take_signals();
   if (!signals) {
     say(signals.error().what);
@@ -337,7 +356,7 @@ int supervise(const Job& job) {
     (*bootstrap)->abort(session.error().exit);
     return session.error().exit;
   }
-  return Supervisor(job, std::move(*signals), **bootstrap, std::move(*session)).run();
+  return Supervisor(job, std::move(*signals), descriptors, **bootstrap, std::move(*session)).run();
 }
 
 }  // namespace trainlaunch

@@ -80,6 +80,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   if (getppid() != supervisor) _exit(exit_code::failed);  // it died before the line above
   for (int fd : spec.inherit) fcntl(fd, F_SETFD, 0);
   ::signal(SIGPIPE, SIG_DFL);  // the supervisor ignores it
+  setrlimit(RLIMIT_NOFILE, &spec.descriptors);
   sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);
   execvpe(spec.path.c_str(), argv, envp);
   const int why = errno;
@@ -104,7 +105,7 @@ Result<WorkerProcess> WorkerProcess::start(const Spec& spec) {
   // Orphans of the worker become children of this process, so that sweep() finds them.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   int pipe[2];
-  if (pipe2(pipe, O_CLOEXEC) < 0) return fail_errno("pipe");
+  if (pipe2(pipe, O_CLOEXEC | O_NONBLOCK) < 0) return fail_errno("pipe");
   Fd heard(pipe[0]), report(pipe[1]);
   keep_from_worker(spec.given);
   const std::vector<std::string> environment = environment_of(spec);
@@ -117,13 +118,14 @@ Result<WorkerProcess> WorkerProcess::start(const Spec& spec) {
     become_worker(spec, const_cast<char**>(argv.data()), const_cast<char**>(envp.data()),
                   supervisor, report.get());
   setpgid(pid, pid);
-  report.reset();
+  return WorkerProcess(pid, spec.argv.front(), std::move(heard));
+}
 
+Status WorkerProcess::started() const {
   int why = 0;
-  if (read(heard.get(), &why, sizeof why) != sizeof why) return WorkerProcess(pid);
-  waitpid(pid, nullptr, 0);
+  if (read(heard_.get(), &why, sizeof why) != sizeof why) return {};
   errno = why;
-  return fail_errno("cannot run " + spec.argv.front(), why == ENOENT ? 127 : 126);
+  return fail_errno("cannot run " + name_, why == ENOENT ? 127 : 126);
 }
 
 void WorkerProcess::signal(int number) const { kill(-pid_, number); }

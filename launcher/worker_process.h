@@ -2,6 +2,8 @@
 // PMIx, and is gone, with all its descendants, when it is swept.
 #pragma once
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <optional>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file.h"
 #include "base/result.h"
 
 namespace trainlaunch {
@@ -26,10 +29,11 @@ class WorkerProcess {
     std::vector<int> given;    // descriptors from open_descriptors()
     std::vector<int> inherit;  // further ones, of this process, to hand down
     sigset_t signal_mask{};    // that the worker starts with
+    rlimit descriptors{};      // RLIMIT_NOFILE, likewise
   };
 
-  // To be called from the main thread: the worker dies with the thread that started it. Exit codes
-  // of an error are those of a shell: 127 when there is no such program, 126 when it cannot run.
+  // To be called from the main thread: the worker dies with the thread that started it. Does not
+  // wait for the program to load, which a slow file server can make long: see started().
   static Result<WorkerProcess> start(const Spec& spec);
 
   // To the worker and all processes of its group.
@@ -39,13 +43,20 @@ class WorkerProcess {
   std::optional<int> reap();
   bool running() const { return running_; }
 
+  // Once the worker has ended: whether its program ran at all. Exit codes of an error are those of
+  // a shell: 127 when there is no such program, 126 when it cannot run.
+  Status started() const;
+
   // Once the worker has ended: kills what it left behind, also what left its group, and waits.
   void sweep() const;
 
  private:
-  explicit WorkerProcess(pid_t pid) : pid_(pid) {}
+  WorkerProcess(pid_t pid, std::string name, Fd heard)
+      : pid_(pid), name_(std::move(name)), heard_(std::move(heard)) {}
 
   pid_t pid_;
+  std::string name_;
+  Fd heard_;  // says why there was no exec
   bool running_ = true;
 };
 

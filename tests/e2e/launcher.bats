@@ -294,6 +294,9 @@ node_idle() { [ "$(lab_value "$1.state")" = idle ]; }
   # Ignored signals are inherited; this one would hide the worker's end.
   run timeout 20 sh -c 'trap "" CHLD; exec "$0" exec -- sh -c "exit 3"' "$launch"
   [ "$status" = 3 ]
+  run sh -c 'ulimit -Sn 100; exec "$0" exec -- sh -c "ulimit -Sn"' "$launch"
+  [ "$output" = 100 ]
+  run -126 "$launch" exec -- "$BATS_TEST_TMPDIR"
   run -127 "$launch" exec -- "$BATS_TEST_TMPDIR/no such command"
 }
 
