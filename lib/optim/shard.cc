@@ -76,6 +76,7 @@ class TrainingShard final : public Shard {
   }
 
   void no_micro(Stream& stream) override {
+    for (Reduction& r : buckets_) finish_gather(r);  // no pass acquires the blocks
     while (issued_ < buckets_.size()) reduce(stream, buckets_[issued_++]);
   }
 

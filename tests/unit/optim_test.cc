@@ -483,6 +483,15 @@ TEST_CASE("weights are gathered after a step, and waited for before they are rea
   }
   CHECK(comm.waited.size() == comm.calls.size());
 
+  // On a rank without work, too: before the next step's gather takes its place.
+  REQUIRE(step());
+  const size_t gathers = comm.calls.size();
+  comm.waited.clear();
+  t.shard->begin_step(*t.stream);
+  t.shard->no_micro(*t.stream);
+  CHECK(comm.waited.size() == gathers);
+  REQUIRE(t.shard->step(*t.stream, reference_scalars()));
+
   // A gather that failed is reported by the next step.
   REQUIRE(step());
   comm.broken = true;
