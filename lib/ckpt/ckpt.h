@@ -62,11 +62,14 @@ inline constexpr Seconds storage_timeout{1800};
 
 class Writer {
  public:
-  // Collective. `run` is created (0700) if it is not there; a symbolic link is refused. Temporary
+  // Collective. `run` is created (0700) if it is not there; a symbolic link is refused, and so is
+  // a directory that another Writer has: rank 0 locks it for as long as this one lives. Temporary
   // directories that earlier attempts left behind are removed.
   static Result<std::unique_ptr<Writer>> open(const std::string& run, Control& control);
   virtual ~Writer() = default;
 
+  // What opening could not do and training can do without: one line each, on rank 0.
+  virtual const std::vector<std::string>& warnings() const = 0;
   // Collective. Returns when the pieces may change again. An error means that this save did not
   // happen, on no rank; what was committed before is intact, and the temporary files are gone.
   virtual Status save(std::span<const Piece> owned, const TensorSizes& tensors, const State& state,
@@ -75,8 +78,9 @@ class Writer {
   virtual std::optional<Result<Committed>> poll() = 0;
   // Waits for a save in progress, then keeps the newest `keep` checkpoints (0: all). Rank 0 acts.
   virtual Status retain(int keep) = 0;
-  // The run goes on from `step`: later checkpoints are renamed to "<name>.aside", since their names
-  // will be needed again. Rank 0 acts, and is told which.
+  // The run goes on from `step`: later checkpoints are renamed to "<name>.aside", or
+  // "<name>.aside.<n>" where that is taken, since their names will be needed again. Rank 0 acts,
+  // and is told which, newest first.
   virtual Result<std::vector<std::string>> set_aside_after(uint64_t step) = 0;
 };
 

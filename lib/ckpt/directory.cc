@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -27,6 +28,23 @@ std::string plain(const std::string& path) {
 }
 
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+
+// Makes a directory with its parents, and syncs the parent of each one made: a checkpoint is not
+// durable in a directory that is not.
+Status make_durable(const std::filesystem::path& path, mode_t mode) {
+  int made = mkdir(path.c_str(), mode);
+  if (made != 0 && errno == ENOENT && path.has_parent_path()) {
+    if (auto s = make_durable(path.parent_path(), 0777); !s) return s;
+    made = mkdir(path.c_str(), mode);
+  }
+  if (made != 0 && errno == EEXIST) return {};
+  if (made != 0) return fail_errno("cannot make the directory " + path.string());
+  const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
+  const Fd fd(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // A directory that may be written but not read cannot be synced.
+  if (fd && fsync(fd.get()) != 0) return fail_errno("cannot sync the directory " + parent);
+  return {};
+}
 
 }  // namespace
 
@@ -75,11 +93,7 @@ Result<Directory> Directory::open(const std::string& path, bool* missing) {
 }
 
 Result<Directory> Directory::open_or_make(const std::string& path) {
-  const std::filesystem::path name = plain(path);
-  std::error_code ignored;  // what is still missing shows in mkdir
-  if (name.has_parent_path()) std::filesystem::create_directories(name.parent_path(), ignored);
-  if (mkdir(name.c_str(), 0700) != 0 && errno != EEXIST)
-    return fail_errno("cannot make the directory " + name.string());
+  if (auto s = make_durable(plain(path), 0700); !s) return forward(s);
   return open(path);
 }
 
@@ -132,7 +146,7 @@ Result<Directory::Opened> Directory::read(const std::string& name) const {
   return opened;
 }
 
-Status Directory::rename_new(const std::string& from, const std::string& to) const {
+Status Directory::rename_new(const std::string& from, const std::string& to, bool* taken) const {
   int done = renameat2(fd_.get(), from.c_str(), fd_.get(), to.c_str(), RENAME_NOREPLACE);
   // Some network file systems know no flags. Between these two calls another process could make
   // the name, but rename(2) replaces no directory that has something in it.
@@ -142,6 +156,7 @@ Status Directory::rename_new(const std::string& from, const std::string& to) con
     else
       done = renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str());
   }
+  if (taken) *taken = done != 0 && (errno == EEXIST || errno == ENOTEMPTY);
   if (done != 0) return fail_errno("cannot rename " + path_of(from) + " to " + to);
   return {};
 }
@@ -162,6 +177,10 @@ Status Directory::remove(const std::string& name) const {
 Status Directory::sync() const {
   if (fsync(fd_.get()) != 0) return fail_errno("cannot sync the directory " + path_);
   return {};
+}
+
+bool Directory::lock() const {
+  return flock(fd_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
 Result<uint64_t> Directory::free_bytes() const {

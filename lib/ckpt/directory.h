@@ -24,7 +24,7 @@ class Directory {
  public:
   // An error with errno ENOENT in `missing`, when given, is told apart from the others.
   static Result<Directory> open(const std::string& path, bool* missing = nullptr);
-  // Opens `path`, made (0700) if it is not there, with its parents.
+  // Opens `path`, made (0700) if it is not there, with its parents; what is made is on disk.
   static Result<Directory> open_or_make(const std::string& path);
   Result<Directory> enter(const std::string& name) const;
 
@@ -40,9 +40,13 @@ class Directory {
   };
   Result<Opened> read(const std::string& name) const;  // a regular file
 
-  Status rename_new(const std::string& from, const std::string& to) const;  // never replaces
-  Status remove(const std::string& name) const;                             // a directory of files
+  // Never replaces: `taken`, when given, tells this error apart from the others.
+  Status rename_new(const std::string& from, const std::string& to, bool* taken = nullptr) const;
+  Status remove(const std::string& name) const;  // a directory of files
   Status sync() const;
+  // For as long as this object or its process lives. False: another holds it. A file system that
+  // knows no locks gives it to everybody.
+  bool lock() const;
   Result<uint64_t> free_bytes() const;
 
  private:

@@ -85,28 +85,48 @@ class DirectoryWriter final : public Writer {
     if (rank() != 0) return moved;
     auto steps = list_checkpoints(run_.path());
     if (!steps) return forward(steps);
-    for (uint64_t later : *steps) {
-      if (later <= step) continue;
-      const std::string name = checkpoint_name(later);
-      if (auto s = run_.rename_new(name, name + ".aside"); !s) return forward(s);
-      moved.push_back(run_.path_of(name + ".aside"));
-    }
-    if (!moved.empty())
+    // Newest first: cut short, this must not leave the far end of the abandoned run as the newest.
+    for (; !steps->empty() && steps->back() > step; steps->pop_back()) {
+      auto name = set_aside(checkpoint_name(steps->back()));
+      if (!name) return forward(name);
       if (auto s = run_.sync(); !s) return forward(s);
+      moved.push_back(run_.path_of(*name));
+    }
     return moved;
   }
 
-  Status remove_leftovers() const {
+  const std::vector<std::string>& warnings() const override { return warnings_; }
+
+  // Rank 0, before it changes anything in the directory.
+  Status lock() const {
+    if (run_.lock()) return {};
+    return fail(run_.path() + " is in use by another job; wait for it or give another run-dir");
+  }
+
+  // Names are never used again, so that one which stays is in nobody's way.
+  void remove_leftovers() {
+    auto note = [&](const Error& e) { warnings_.push_back("leftovers of a save: " + e.what); };
     auto names = run_.names();
-    if (!names) return forward(names);
+    if (!names) return note(names.error());
     for (const std::string& name : *names)
       if (is_temporary(name))
-        if (auto s = run_.remove(name); !s) return s;
-    return {};
+        if (auto s = run_.remove(name); !s) note(s.error());
   }
 
  private:
   int rank() const { return control_.world().rank; }
+
+  // The new name: the first that is free, as an earlier resumption may have used some.
+  Result<std::string> set_aside(const std::string& name) const {
+    std::string to = name + ".aside";
+    for (int n = 1;; ++n) {
+      bool taken = false;
+      auto s = run_.rename_new(name, to, &taken);
+      if (s) return to;
+      if (!taken) return forward(s);
+      to = name + ".aside." + std::to_string(n);
+    }
+  }
 
   Result<std::vector<std::string>> gather(const char* name, const std::string& mine) {
     return control_.gather(name, mine, Deadline::in(storage_timeout));
@@ -204,6 +224,7 @@ class DirectoryWriter final : public Writer {
   Directory run_;
   Control& control_;
   std::optional<Result<Committed>> result_;
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace
@@ -214,8 +235,10 @@ Result<std::unique_ptr<Writer>> Writer::open(const std::string& run, Control& co
     auto dir = control.world().rank == 0 ? Directory::open_or_make(run) : Directory::open(run);
     if (!dir) return fail(dir.error().what, exit_code::usage);
     auto writer = std::make_unique<DirectoryWriter>(std::move(*dir), control);
-    if (control.world().rank == 0)
-      if (auto s = writer->remove_leftovers(); !s) return forward(s);
+    if (control.world().rank == 0) {
+      if (auto s = writer->lock(); !s) return forward(s);
+      writer->remove_leftovers();
+    }
     return writer;
   };
   Result<std::unique_ptr<DirectoryWriter>> mine;
@@ -227,7 +250,7 @@ Result<std::unique_ptr<Writer>> Writer::open(const std::string& run, Control& co
     auto all = control.gather("checkpoint: open " + run, ok ? "" : mine.error().what, deadline);
     if (!all) return forward(all);
     for (size_t r = 0; r < all->size(); ++r)
-      if (!(*all)[r].empty()) return fail("run_dir: " + (*all)[r], exit_code::usage);
+      if (!(*all)[r].empty()) return fail("run-dir: " + (*all)[r], exit_code::usage);
   }
   return std::unique_ptr<Writer>(std::move(*mine));
 }

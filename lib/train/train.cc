@@ -66,6 +66,7 @@ class Run {
     auto writer = Writer::open(config_.run_dir, control_);
     if (!writer) return forward(writer);
     writer_ = std::move(*writer);
+    for (const std::string& line : writer_->warnings()) say("warning: " + line);
     auto reader = find_checkpoint();
     if (!reader) return forward(reader);
     if (*reader && (*reader)->state().step >= last_step()) {

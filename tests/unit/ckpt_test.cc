@@ -342,6 +342,43 @@ TEST_CASE("an unreadable newest checkpoint gives way to the next older") {
   CHECK(load(dir / "run", 3) == "");
 }
 
+TEST_CASE("checkpoints are set aside as often as a run goes back, newest first") {
+  Temporary dir;
+  const std::string run = dir / "run", aside = run + "/step-000000003.aside";
+  REQUIRE(save(run, 1));
+  for (const std::string& name : {aside, aside + ".1", aside + ".2"}) {
+    for (uint64_t step : {2, 3}) REQUIRE(save(run, step));
+    Team(1).run([&](Control& control) {
+      auto writer = Writer::open(run, control);
+      REQUIRE(writer);
+      auto moved = (*writer)->set_aside_after(1);
+      REQUIRE_MESSAGE(moved, (moved ? "" : moved.error().what));
+      REQUIRE(moved->size() == 2);
+      CHECK(moved->front() == name);
+    });
+    CHECK(*list_checkpoints(run) == std::vector<uint64_t>{1});
+  }
+}
+
+TEST_CASE("a run directory has one writer at a time") {
+  Temporary dir;
+  const std::string run = dir / "run", saving = run + "/.step-000000002.0123.tmp";
+  Team(1).run([&](Control& control) {
+    auto first = Writer::open(run, control);
+    REQUIRE(first);
+    std::filesystem::create_directory(saving);
+    auto second = Writer::open(run, control);
+    REQUIRE(!second);
+    CHECK(second.error().exit == exit_code::usage);
+    CHECK(second.error().what.ends_with(
+        run + " is in use by another job; wait for it or give another run-dir"));
+    CHECK(std::filesystem::exists(saving));
+    first->reset();
+    CHECK(Writer::open(run, control));
+    CHECK(!std::filesystem::exists(saving));
+  });
+}
+
 TEST_CASE("damage that one rank sees is known to all") {
   Temporary dir;
   for (uint64_t step : {1, 2}) REQUIRE(save(dir / "run", step, 3));
@@ -455,6 +492,21 @@ TEST_CASE("leftovers of earlier attempts are removed, nothing else is") {
   REQUIRE(save(dir / "run", 2));
   CHECK(entries(dir / "run") ==
         std::vector<std::string>{"metrics.jsonl", "step-000000001", "step-000000002"});
+}
+
+TEST_CASE("a leftover that cannot be removed is a warning") {
+  Temporary dir;
+  const std::string leftover = dir / "run/.step-000000002.0123.tmp";
+  std::filesystem::create_directories(leftover + "/somebody's");
+  std::filesystem::create_directory(dir / "run/.step-000000003.0123.tmp");
+  Team(2).run([&](Control& control) {
+    auto writer = Writer::open(dir / "run", control);
+    REQUIRE(writer);
+    const auto& warnings = (*writer)->warnings();
+    REQUIRE(warnings.size() == (control.world().rank == 0 ? 1 : 0));
+    for (const std::string& w : warnings) CHECK(w.find(leftover) != std::string::npos);
+  });
+  CHECK(entries(dir / "run") == std::vector<std::string>{".step-000000002.0123.tmp"});
 }
 
 TEST_CASE("a run directory behind a link is refused") {
