@@ -7,6 +7,7 @@ bats_require_minimum_version 1.5.0
 
 setup() {
   dir=$(scratch)
+  rm -rf "${dir:?}"/* # of an earlier run on the same cluster
   conf=$dir/train.conf
   cat "$TL_SOURCE"/lib/*/*.h > "$dir/text"
   cat > "$conf" <<END
