@@ -24,6 +24,15 @@ Under Slurm start it with: srun --mpi=pmix train-launch ...
 Each command has a --help. train-launch(1) has the exit codes.
 )";
 
+// An answer that did not reach its file is no answer. A run has done its work whatever became of
+// its progress lines.
+int all_written(const std::string& command) {
+  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
+  if (written || command == "train" || command == "exec") return exit_code::done;
+  say("cannot write to standard output: the disk may be full");
+  return exit_code::failed;
+}
+
 int run(Invocation call) {
   if (call.words.size() < 2) {
     say("no command; see train-launch --help");
@@ -32,11 +41,11 @@ int run(Invocation call) {
   const std::string name = call.words[1];
   if (name == "--help" || name == "-h") {
     std::fputs(help, stdout);
-    return exit_code::done;
+    return all_written(name);
   }
   if (name == "--version") {
     std::puts(PACKAGE_STRING);
-    return exit_code::done;
+    return all_written(name);
   }
   const std::map<std::string, Result<int> (*)(const Invocation&)> commands{
       {"exec", run_exec}, {"generate", run_generate}, {"report", run_report}, {"train", run_train}};
@@ -47,7 +56,7 @@ int run(Invocation call) {
   }
   call.arguments.assign(call.words.begin() + 2, call.words.end());
   const auto code = command->second(call);
-  if (code) return *code;
+  if (code) return *code == exit_code::done ? all_written(name) : *code;
   // Wrong usage is the same in every task: one line is enough.
   if (code.error().exit != exit_code::usage || presumed_rank(system_environment) == 0)
     say(code.error().what);

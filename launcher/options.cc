@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <numeric>
@@ -18,6 +19,7 @@ namespace {
 constexpr int64_t any = std::numeric_limits<int64_t>::max();
 constexpr int64_t any_int = std::numeric_limits<int>::max();
 constexpr double infinite = std::numeric_limits<double>::infinity();
+constexpr double below_one = 0.999999;  // of what is divided by one minus it
 
 bool is_whole(const std::string& text, int64_t& out) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
@@ -41,6 +43,28 @@ std::string joined(const std::vector<std::string>& words) {
   for (size_t i = 0; i < words.size(); ++i)
     out += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
   return out;
+}
+
+// A configuration, from a file or a pipe. What is no text of a sensible size is refused before it
+// is looked at: a device never ends.
+Result<std::string> read_text(const std::string& path) {
+  constexpr size_t limit = size_t{1} << 20;
+  std::error_code unknown;
+  if (std::filesystem::is_directory(path, unknown))
+    return fail(path + " is a directory; name a configuration file", exit_code::usage);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno(path, exit_code::usage);
+  std::string text(limit + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (file.bad()) return fail_errno(path);
+  if (text.size() > limit || text.find('\0') != std::string::npos)
+    return fail(path + " is not a configuration file: " +
+                    (text.size() > limit ? "larger than 1 MiB" : "it holds binary data"),
+                exit_code::usage);
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
+  return text;
 }
 
 std::string trimmed(const std::string& line) {
@@ -202,8 +226,9 @@ Status OptionTable::read_command_line(const std::vector<std::string>& arguments)
 // Each line goes through the library's parser by itself, below its section, so that whatever is
 // wrong has a line number.
 Status OptionTable::read_file(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return fail_errno(path, exit_code::usage);
+  auto text = read_text(path);
+  if (!text) return forward(text);
+  std::istringstream file(*text);
   po::options_description all;
   for (const auto& g : groups_) all.add(g);
   std::map<std::string, int> seen;
@@ -235,7 +260,6 @@ Status OptionTable::read_file(const std::string& path) {
       return wrong(where + e.what());
     }
   }
-  if (file.bad()) return fail_errno(path);
   try {
     po::notify(values_);
   } catch (const std::exception& e) {
@@ -282,8 +306,8 @@ void add_run_options(OptionTable& t, RunConfig& c) {
   t.real("optim.lr", &c.optim.lr, 0, infinite, "learning rate after the warm-up");
   t.real("optim.min-lr", &c.optim.min_lr, 0, infinite, "learning rate at the end");
   t.whole("optim.warmup", &c.optim.warmup, 0, any, "steps");
-  t.real("optim.beta1", &c.optim.beta1, 0, 1, "decay of the first moment");
-  t.real("optim.beta2", &c.optim.beta2, 0, 1, "decay of the second moment");
+  t.real("optim.beta1", &c.optim.beta1, 0, below_one, "decay of the first moment");
+  t.real("optim.beta2", &c.optim.beta2, 0, below_one, "decay of the second moment");
   t.real("optim.eps", &c.optim.eps, 0, infinite, "added to the denominator");
   t.real("optim.weight-decay", &c.optim.weight_decay, 0, infinite, "of matrices");
   t.real("optim.clip", &c.optim.clip, 0, infinite, "largest norm of the gradient; 0: no limit");

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -122,6 +123,10 @@ class Supervisor {
       for (const Fd& fd : session_.local_sockets) sockets.push_back(fd.get());
       control_->send(welcome(world(), sockets));
       spec.environment = {{control_variable, std::to_string(theirs.get())}};
+      // GNU's OpenMP spins for milliseconds at the end of each parallel loop. Where ranks share
+      // CPUs that is time taken from each other; it reads the variable before main().
+      if (!std::getenv("GOMP_SPINCOUNT") && !std::getenv("OMP_WAIT_POLICY"))
+        spec.environment.emplace_back("GOMP_SPINCOUNT", "20000");
       spec.inherit = {theirs.get()};
       for (int fd : sockets)
         if (fd >= 0) spec.inherit.push_back(fd);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <fstream>
 
 #include "ckpt/ckpt.h"
 #include "data/data.h"
@@ -23,6 +25,9 @@ struct Sums {
   double loss = 0, tokens = 0, stop = 0;
   double mean() const { return loss / tokens; }
 };
+
+// One skipped step is a bad batch; so many in a row are a run that has diverged.
+constexpr int skipped_limit = 10;
 
 class Run {
  public:
@@ -62,6 +67,7 @@ class Run {
 
   // True: there is nothing left to do.
   Result<bool> prepare() {
+    if (auto s = check_trace(); !s) return forward(s);
     if (auto s = open_text(); !s) return forward(s);
     auto writer = Writer::open(config_.run_dir, control_);
     if (!writer) return forward(writer);
@@ -81,6 +87,18 @@ class Run {
       if (auto s = continue_from(**reader); !s) return forward(s);
     describe(reader->get());
     return open_metrics();
+  }
+
+  std::string trace_file() const {
+    return config_.trace + (world_.rank == 0 ? "" : ".rank" + std::to_string(world_.rank));
+  }
+
+  // It is written at the end; that it cannot be must be known before a week of training.
+  Status check_trace() {
+    Status writable;
+    if (!config_.trace.empty() && !std::ofstream(trace_file(), std::ios::app))
+      writable = fail_errno("trace: cannot write " + trace_file(), exit_code::usage);
+    return all_well(control_, "trace", writable);
   }
 
   Status open_text() {
@@ -200,13 +218,27 @@ class Run {
       auto sums = one_step();
       if (!sums) return forward(sums);
       const bool last = step_ == last_step();
+      // Weights that have gone wrong must not push good ones out of the run directory.
+      const bool lost = skipped_ > 0 && !std::isfinite(sums->mean());
+      if (skipped_ >= skipped_limit || (lost && (last || sums->stop > 0))) return diverged();
       // Before an evaluation: who asks for a stop may not wait long.
       if (sums->stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
         if (auto s = evaluate(); !s) return s;
-      if (due(config_.checkpoint.every) && !last) (void)save();
+      if (due(config_.checkpoint.every) && !last && !lost) (void)save();
     }
     return save();
+  }
+
+  Status diverged() const {
+    return fail(
+        "step " + std::to_string(step_) + ": the loss or its gradient has not been finite for " +
+            plural(static_cast<uint64_t>(skipped_), "step") + "; " +
+            (durable_ > 0
+                 ? "the checkpoint of step " + std::to_string(durable_) + " is the last good one"
+                 : std::string("there is no checkpoint")) +
+            "; try a smaller optim.lr or a longer optim.warmup",
+        exit_code::hopeless);
   }
 
   bool due(int64_t every) const { return every > 0 && step_ % static_cast<uint64_t>(every) == 0; }
@@ -223,6 +255,7 @@ class Run {
     position_.samples += static_cast<uint64_t>(config_.train.global_batch);
     busy_ += Clock::now() - begin;
     ++steps_timed_;
+    skipped_ = stats->skipped ? skipped_ + 1 : 0;
     if (stats->skipped)
       say("step " + std::to_string(step_) + ": the gradient is not finite; weights are unchanged");
     if (due(config_.train.log_every) || step_ == 1 || step_ == last_step())
@@ -400,8 +433,7 @@ class Run {
 
   Status write_trace() const {
     if (!engine_.trace) return {};
-    const std::string suffix = world_.rank == 0 ? "" : ".rank" + std::to_string(world_.rank);
-    return engine_.trace->write(config_.trace + suffix);
+    return engine_.trace->write(trace_file());
   }
 
   const RunConfig& config_;
@@ -416,6 +448,7 @@ class Run {
 
   uint64_t step_ = 0;  // done
   Position position_;
+  int skipped_ = 0;       // steps in a row whose gradient was not finite
   uint64_t durable_ = 0;  // step of the last checkpoint; 0: none
   std::vector<int32_t> host_tokens_, host_targets_;
   Event uploaded_;

@@ -175,7 +175,7 @@ finish() {
   kill -9 "$victim"
   finish
   [ "$code" = 137 ]
-  [ "$(grep -c 'rank 3 (n2): the worker was killed by signal 9 (Killed) at step 12, forward' "$out")" = 1 ]
+  [ "$(grep -c '^train-launch: rank 3 (n2): the worker was killed by signal 9 (Killed) at step 12, forward' "$out")" = 1 ]
   wait_for $limit none_left
 }
 
