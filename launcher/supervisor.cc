@@ -174,6 +174,9 @@ class Supervisor {
     read_worker();  // what it said last
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     const bool orderly = code == exit_code::done || code == exit_code::requeue;
+    // All ranks stop early together: one line is enough.
+    if (!failed_ && code == exit_code::requeue && !reason_.empty() && world().rank == 0)
+      say(reason_);
     if (failed_ || orderly) return sweep_and_leave(code);
     if (Status s = worker_->started(); !s) {
       fail_with(me() + ": " + s.error().what, s.error().exit);
@@ -183,12 +186,14 @@ class Supervisor {
       fail_with(me() + ": stopped by " + signal_name(stopped_by_), exit_code::cancelled);
       return sweep_and_leave(exit_code::cancelled);
     }
-    fail_with(me() + ": the worker " +
-                  (WIFEXITED(status) ? "exited with code " + std::to_string(code)
-                                     : "was killed by " + signal_name(WTERMSIG(status))) +
-                  progress_,
-              code);
+    const bool told = WIFEXITED(status) && !reason_.empty();
+    fail_with(me() + ": " + (told ? reason_ : ending_of(status) + progress_), code);
     sweep_and_leave(code);
+  }
+
+  static std::string ending_of(int status) {
+    return WIFEXITED(status) ? "the worker exited with code " + std::to_string(WEXITSTATUS(status))
+                             : "the worker was killed by " + signal_name(WTERMSIG(status));
   }
 
   // Sweeping may take seconds. A failure is sent before: it must not lose to one that it caused.
@@ -234,6 +239,8 @@ class Supervisor {
     if (m.kind == Kind::progress) {
       progress_ = " at step " + std::to_string(m.number) + ", " + m.name;
       link().set_progress(m.number, std::move(m.name));
+    } else if (m.kind == Kind::failed) {
+      reason_ = std::move(m.name);
     } else if (m.kind == Kind::put || m.kind == Kind::get || m.kind == Kind::gather) {
       m.id |= of_worker;
       link().send(m);
@@ -315,6 +322,7 @@ class Supervisor {
   std::optional<WorkerProcess> worker_;
   std::optional<Conn> control_;
   std::string progress_;
+  std::string reason_;  // the worker's own, of its failure
   int stopped_by_ = 0;
   bool left_ = false, failed_ = false, hub_lost_ = false;
   int failure_code_ = 0;

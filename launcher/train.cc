@@ -28,8 +28,8 @@ Result<int> work(const RunConfig& config) {
   auto control = make_worker_control();
   if (!control) return forward(control);
   if (Status s = train(config, **control); !s) {
-    const World& w = (*control)->world();
-    return fail("rank " + name_ranks(w, {w.rank}) + ": " + s.error().what, s.error().exit);
+    if (!(*control)->failed(s.error().what)) return forward(s);
+    return s.error().exit;
   }
   return exit_code::done;
 }

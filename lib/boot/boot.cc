@@ -39,6 +39,7 @@ class SingleControl final : public WorkerControl {
 
   const std::vector<int>& local_sockets() const override { return no_sockets_; }
   void progress(uint64_t, std::string_view) noexcept override {}
+  bool failed(std::string_view) noexcept override { return false; }
 
  private:
   static tl::unexpected<Error> too_long(std::string_view name) {

@@ -68,6 +68,9 @@ class WorkerControl : public Control {
   virtual const std::vector<int>& local_sockets() const = 0;
   // Tells the supervisor how far the worker is; read by heartbeats and failure reports.
   virtual void progress(uint64_t step, std::string_view phase) noexcept = 0;
+  // Why the worker is about to exit with an error. Whether it is printed is for the supervisors to
+  // say, who know which failure of the job came first. False: there is no supervisor.
+  virtual bool failed(std::string_view why) noexcept = 0;
 };
 Result<std::unique_ptr<WorkerControl>> make_worker_control();
 

@@ -20,7 +20,8 @@ struct Message {
     reply,    // id, values
     error,    // id, name: what
     ping,     // name: phase, number: step, of a rank's worker; from the hub, neither
-    failed,   // name: what happened to this rank's worker, number: the exit code it asks for
+    failed,   // name: what happened to this rank's worker, number: the exit code it asks for;
+              // from a worker to its supervisor: name: why it is about to exit
     left,     // number: exit code; this rank's worker and all its children are gone
     failure,  // from the hub to all: name: what happened first, number: exit code
     finish,   // from the hub to all when every rank has left; number: the common exit code

@@ -84,8 +84,20 @@ class ChannelControl final : public WorkerControl {
     }
   }
 
+  bool failed(std::string_view why) noexcept override {
+    try {
+      Message m;
+      m.kind = Message::Kind::failed;
+      m.name = why.substr(0, longest_reason);
+      return write(m).has_value();
+    } catch (...) {
+      return false;
+    }
+  }
+
  private:
   using Answer = Result<std::vector<std::string>>;
+  static constexpr size_t longest_reason = 1000;  // a line, not a log
 
   Answer ask(Message::Kind kind, std::string_view name, std::vector<std::string> values,
              Deadline deadline) {

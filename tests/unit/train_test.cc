@@ -54,6 +54,7 @@ class Worker final : public WorkerControl {
   }
   const std::vector<int>& local_sockets() const override { return sockets_; }
   void progress(uint64_t, std::string_view) noexcept override {}
+  bool failed(std::string_view) noexcept override { return false; }
 
  private:
   Control& control_;
