@@ -26,9 +26,8 @@ Each command has a --help. train-launch(1) has the exit codes.
 
 // An answer that did not reach its file is no answer. A run has done its work whatever became of
 // its progress lines.
-int all_written(const std::string& command) {
-  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
-  if (written || command == "train" || command == "exec") return exit_code::done;
+int all_written() {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return exit_code::done;
   say("cannot write to standard output: the disk may be full");
   return exit_code::failed;
 }
@@ -41,11 +40,11 @@ int run(Invocation call) {
   const std::string name = call.words[1];
   if (name == "--help" || name == "-h") {
     std::fputs(help, stdout);
-    return all_written(name);
+    return all_written();
   }
   if (name == "--version") {
     std::puts(PACKAGE_STRING);
-    return all_written(name);
+    return all_written();
   }
   const std::map<std::string, Result<int> (*)(const Invocation&)> commands{
       {"exec", run_exec}, {"generate", run_generate}, {"report", run_report}, {"train", run_train}};
@@ -56,7 +55,10 @@ int run(Invocation call) {
   }
   call.arguments.assign(call.words.begin() + 2, call.words.end());
   const auto code = command->second(call);
-  if (code) return *code == exit_code::done ? all_written(name) : *code;
+  if (code) {
+    const bool ran = (name == "train" || name == "exec") && !wants_help(call.arguments);
+    return *code == exit_code::done && !ran ? all_written() : *code;
+  }
   // Wrong usage is the same in every task: one line is enough.
   if (code.error().exit != exit_code::usage || presumed_rank(system_environment) == 0)
     say(code.error().what);

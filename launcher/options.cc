@@ -45,28 +45,6 @@ std::string joined(const std::vector<std::string>& words) {
   return out;
 }
 
-// A configuration, from a file or a pipe. What is no text of a sensible size is refused before it
-// is looked at: a device never ends.
-Result<std::string> read_text(const std::string& path) {
-  constexpr size_t limit = size_t{1} << 20;
-  std::error_code unknown;
-  if (std::filesystem::is_directory(path, unknown))
-    return fail(path + " is a directory; name a configuration file", exit_code::usage);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return fail_errno(path, exit_code::usage);
-  std::string text(limit + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (file.bad()) return fail_errno(path);
-  if (text.size() > limit || text.find('\0') != std::string::npos)
-    return fail(path + " is not a configuration file: " +
-                    (text.size() > limit ? "larger than 1 MiB" : "it holds binary data"),
-                exit_code::usage);
-  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
-  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
-  return text;
-}
-
 std::string trimmed(const std::string& line) {
   const auto first = line.find_first_not_of(" \t\r");
   if (first == std::string::npos) return "";
@@ -92,6 +70,27 @@ size_t distance(const std::string& a, const std::string& b) {
 tl::unexpected<Error> wrong(std::string what) { return fail(std::move(what), exit_code::usage); }
 
 }  // namespace
+
+Result<std::string> read_text(const std::string& path) {
+  constexpr size_t limit = size_t{1} << 20;
+  std::error_code unknown;
+  if (std::filesystem::is_directory(path, unknown))
+    return fail(path + " is a directory; name a configuration file", exit_code::usage);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno(path, exit_code::usage);
+  std::string text(limit + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (file.bad()) return fail_errno(path);
+  const bool binary = text.find('\0') != std::string::npos;
+  if (binary || text.size() > limit)
+    return fail(path + " is not a configuration file: " +
+                    (binary ? "it holds binary data" : "it is larger than 1 MiB"),
+                exit_code::usage);
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
+  return text;
+}
 
 void OptionTable::group(const std::string& caption) { groups_.emplace_back(caption); }
 

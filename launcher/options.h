@@ -89,4 +89,8 @@ class OptionTable {
 // The options of a training run, as `train` and, untrained, `generate` take them.
 void add_run_options(OptionTable& table, RunConfig& config);
 
+// A configuration's text, from a file or a pipe. What is no text of a sensible size is refused
+// before it is looked at (exit code usage): a device never ends.
+Result<std::string> read_text(const std::string& path);
+
 }  // namespace trainlaunch

@@ -177,7 +177,13 @@ Status take(Arguments& a, const po::variables_map& vm) {
   };
   std::string requested = "yes";
   Status all[] = {
-      given(vm, "topology", string(a.topology)),
+      given(vm, "topology",
+            [&](const std::string& v) -> Status {
+              // An unset variable of a script's must not mean this machine.
+              if (v.empty()) return fail("is empty: name a file, or leave the option out");
+              a.topology = v;
+              return {};
+            }),
       given(vm, "node", string(a.node)),
       given(vm, "nodelist", string(a.nodelist)),
       given(vm, "requested", string(requested)),

@@ -156,6 +156,7 @@ Status set_option(Settings& s, std::string_view key, std::string_view value) {
   if (key == "strict") return choose(s.strict, key, value, yes_no);
   if (key == "topology-check") return choose(s.topology_check, key, value, on_off);
   if (key == "topology") {
+    if (value.empty()) return fail("topology is empty: name a file, or leave the line out");
     s.topology = value;
     return {};
   }

@@ -84,10 +84,12 @@ Result<Directory> Directory::open(const std::string& path, bool* missing) {
     if (errno == ENOTDIR || errno == ELOOP) {
       struct stat st;
       if (lstat(name.c_str(), &st) == 0 && S_ISLNK(st.st_mode))
-        return fail(name + " is a symbolic link: give the directory itself");
+        return fail(name + " is a symbolic link: give the directory itself", exit_code::usage);
       errno = ENOTDIR;
     }
-    return fail_errno("cannot open the directory " + name);
+    const bool mistaken = errno == ENOTDIR || errno == ENOENT;
+    return fail_errno("cannot open the directory " + name,
+                      mistaken ? exit_code::usage : exit_code::failed);
   }
   return Directory(std::move(fd), name);
 }

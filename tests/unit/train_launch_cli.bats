@@ -1,0 +1,77 @@
+#!/usr/bin/env bats
+# train-launch by itself, without Slurm: what a wrong word, file or run costs. One clear line on
+# standard error, the documented exit code, nothing lost.
+
+bats_require_minimum_version 1.5.0
+
+setup() {
+  program=$TL_BUILD/launcher/train-launch
+  cd "$BATS_TEST_TMPDIR" || return
+  seq 1 4000 > text.txt
+  printf '%s\n' '[model]' layers=1 heads=2 width=32 context=32 '[train]' steps=4 global-batch=4 \
+    eval-every=0 '[checkpoint]' every=1 > small.conf
+}
+
+train() { "$program" train small.conf --data.path=text.txt "$@"; }
+
+# refused CODE TEXT COMMAND...: exits with CODE and says TEXT in its one line on standard error.
+refused() {
+  local code=$1 text=$2
+  shift 2
+  run --separate-stderr timeout 20 "$@"
+  echo "$* -> $status: $stderr"
+  [ "$status" = "$code" ]
+  [ "${#stderr_lines[@]}" = 1 ]
+  [[ $stderr == *"$text"* ]]
+  [ "$(tr -d '[:print:]\n' <<< "$stderr" | wc -c)" = 0 ]
+}
+
+@test "what is no configuration is refused by name" {
+  refused 2 "/dev/zero" "$program" train /dev/zero
+  refused 2 "is a directory" "$program" train .
+  refused 2 "binary data" "$program" train "$program"
+  refused 2 "nowhere.conf" "$program" train nowhere.conf
+}
+
+@test "a configuration may come from a pipe, and with a byte order mark" {
+  (printf '\xef\xbb\xbf'; cat small.conf) > marked.conf
+  run "$program" train marked.conf --data.path=text.txt --run-dir=one
+  [ "$status" = 0 ]
+  # Supervisor and worker both read it, and a pipe can be read once.
+  run timeout 20 bash -c '"$1" train <(cat small.conf) --data.path=text.txt --run-dir=two' \
+    bash "$program"
+  [ "$status" = 0 ]
+  [[ $output == *"1 layers, 2 heads, width 32"* ]]
+}
+
+@test "wrong values are usage errors, told once" {
+  refused 2 "optim.beta1" "$program" train small.conf --optim.beta1=1
+  refused 2 "model.width" "$program" train small.conf --data.path=text.txt --model.width=7
+  refused 2 "data.path" "$program" train small.conf --data.path=/no/such/text
+  refused 2 "trace" "$program" train small.conf --data.path=text.txt --trace=/no/such/folder/trace
+  refused 2 "small.conf" "$program" generate small.conf
+  refused 2 "is a directory" "$program" generate . --untrained
+  refused 2 "model.width" "$program" generate small.conf --untrained --model.width=7
+}
+
+@test "a run that diverges ends with 93 and keeps its good checkpoints" {
+  train --run-dir=run > /dev/null
+  [ -d run/step-000000004 ]
+  run train --run-dir=run --train.steps=60 --optim.lr=1e30 --optim.warmup=0
+  [ "$status" = 93 ]
+  [[ $output == *"not been finite for 10 steps"* ]]
+  run train --run-dir=fresh --train.steps=60 --optim.lr=1e30 --optim.warmup=0
+  [ "$status" = 93 ]
+  # At most the one saved before the loss showed what had happened.
+  [ "$(find fresh -name 'step-*' | wc -l)" -le 2 ]
+}
+
+@test "output that is lost is a failure, but not of a run" {
+  [ -w /dev/full ] || skip "there is no /dev/full"
+  train --run-dir=run > /dev/full
+  for words in "generate run --tokens=5" "report run" "--help" "--version" "train --help"; do
+    # shellcheck disable=SC2086
+    ! "$program" $words > /dev/full 2> said || return 1
+    grep -q 'standard output' said
+  done
+}
