@@ -99,7 +99,7 @@ finish() {
   [ "$(grep -cx none <<< "$output")" = 2 ]
 }
 
-@test "an engine worker is told one descriptor more than its supervisor, and nothing else" {
+@test "an engine worker is told one descriptor and how long to spin, and nothing else" {
   start wait
   for pid in $(workers); do
     above=$(parent "$pid")
@@ -107,7 +107,7 @@ finish() {
     more=$(comm -13 <(tr '\0' '\n' < "/proc/$above/environ" | sort) \
       <(tr '\0' '\n' < "/proc/$pid/environ" | sort))
     echo "$more"
-    [[ $more =~ ^TRAIN_LAUNCH_CONTROL=[0-9]+$ ]]
+    [[ $more =~ ^GOMP_SPINCOUNT=[0-9]+$'\n'TRAIN_LAUNCH_CONTROL=[0-9]+$ ]]
     ! tr '\0' '\n' < "/proc/$pid/environ" | grep -q '^PMI'
     # PMIx's connection must end with the supervisor, so no worker may hold it.
     ! ls -l "/proc/$pid/fd" | grep -qE 'pmix|eventpoll'

@@ -82,7 +82,7 @@ TEST_CASE("what is wrong in a file has its line, and says what to do") {
   CHECK(complaint({}, "[optim]\nlr = nan\n") ==
         "run.conf:2: optim.lr must be a number, at least 0, not 'nan'");
   CHECK(complaint({}, "[optim]\nbeta1 = 1.5\n") ==
-        "run.conf:2: optim.beta1 must be a number from 0 to 1, not '1.5'");
+        "run.conf:2: optim.beta1 must be a number from 0 to 0.999999, not '1.5'");
   CHECK(complaint({}, "device = tpu\n") ==
         "run.conf:1: device must be auto, cpu or cuda, not 'tpu'");
   CHECK(complaint({}, "resume = maybe\n") ==
