@@ -10,7 +10,10 @@ setup_file() {
     "optional $TL_BUILD/spank/.libs/gpu_bind.so planner=$TL_BUILD/lab-own/planner config=$TL_BUILD/lab-own/bind.conf"
 }
 
-teardown_file() { own_lab_down; }
+teardown_file() {
+  own_lab_down
+  rm -f "$TL_BUILD"/lab-own/{planner,bind.conf,answer}
+}
 
 setup() {
   planner=$TL_LAB/planner
