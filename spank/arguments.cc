@@ -1,0 +1,229 @@
+#include "arguments.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+namespace po = boost::program_options;
+
+namespace trainlaunch {
+namespace {
+
+// Options that are keys of gpu-bind.conf too.
+constexpr const char* shared_keys[] = {"policy", "visible", "cpu",    "mem",
+                                       "nic",    "env",     "report", "strict"};
+
+}  // namespace
+
+po::options_description describe_options() {
+  po::options_description d("options", 100);
+  const auto text = [] { return po::value<std::string>(); };
+  auto add = d.add_options();
+  add("topology", text()->value_name("FILE"),
+      "plan for the machine in FILE (hwloc XML) [this machine]");
+  add("format", text()->value_name("FORM"), "text, json, wire [text]");
+  add("ranks", text()->value_name("N"), "ranks on this node [one per GPU]");
+  add("gpus", text()->value_name("LIST"), "the job step's GPUs, numbered in PCI order [all]");
+  add("devices", text()->value_name("LIST"),
+      "Slurm's words for these GPUs, as in CUDA_VISIBLE_DEVICES [numbers]");
+  add("cores", text()->value_name("LIST"), "the job step's cores, Slurm's numbers [all]");
+  add("exclusive", "the whole node is the job's");
+  add("asked", text()->value_name("LIST"),
+      "of cpu,mem,gpu: bound by Slurm on the user's request, left alone");
+  add("policy", text()->value_name("POLICY"), "auto, off [auto]");
+  add("visible", text()->value_name("WHICH"), "the GPUs a rank sees: auto, ordered, own [auto]");
+  add("cpu", text()->value_name("HOW"), "local, numa, off; local,smt=1 [local]");
+  add("mem", text()->value_name("HOW"), "preferred, bind, off [preferred]");
+  add("nic", text()->value_name("WHICH"), "auto, closest, all, off, list:NAMES [auto]");
+  add("env", text()->value_name("HOW"), "network variables: keep, set, off [keep]");
+  add("report", text()->value_name("WHAT"),
+      "in wire form: none, summary, full, json, doctor [none]");
+  add("strict", text()->value_name("YES|NO"),
+      "for the plugin: a rank that cannot be bound fails [no]");
+  add("config", text()->value_name("FILE"),
+      (std::string("the site's settings [") + default_config + ']').c_str());
+  add("node", text()->value_name("NAME"), "this node's name, for reports and routes");
+  add("nodelist", text()->value_name("LIST"), "the job's nodes, for the network interface");
+  add("requested", text()->value_name("YES|NO"),
+      "for the plugin: no, with bind=on-request: plan nothing [yes]");
+  add("help", "this text");
+  add("version", "the version");
+  return d;
+}
+
+namespace {
+
+template <class F>
+Status given(const po::variables_map& vm, const char* option, F take) {
+  if (!vm.count(option)) return {};
+  auto s = take(vm[option].as<std::string>());
+  if (!s) return fail(std::string("--") + option + ": " + s.error().what, exit_code::usage);
+  return {};
+}
+
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> out;
+  std::istringstream in(list);
+  for (std::string w; std::getline(in, w, ',');) out.push_back(w);
+  return out;
+}
+
+// Slurm's words for GPUs: numbers, UUIDs, MIG names.
+Status take_devices(Arguments& a, const std::string& value) {
+  for (const std::string& w : words_of(value)) {
+    if (w.empty() || w.size() > 96 ||
+        w.find_first_not_of(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_:/.") !=
+            std::string::npos)
+      return fail("not a list of device names", exit_code::usage);
+    a.devices.push_back(w);
+  }
+  return {};
+}
+
+Status take_asked(Arguments& a, const std::string& value) {
+  for (const std::string& w : words_of(value)) {
+    if (w == "cpu")
+      a.allocation.asked.cpu = true;
+    else if (w == "mem")
+      a.allocation.asked.mem = true;
+    else if (w == "gpu")
+      a.allocation.asked.gpu = true;
+    else
+      return fail("'" + w.substr(0, 80) + "': use a list of cpu, mem, gpu", exit_code::usage);
+  }
+  return {};
+}
+
+Status take_format(Arguments& a, const std::string& value) {
+  if (value == "text")
+    a.format = Format::text;
+  else if (value == "json")
+    a.format = Format::json;
+  else if (value == "wire")
+    a.format = Format::wire;
+  else if (value == "svg")
+    return fail("svg is not available in this version; use text, json or wire");
+  else
+    return fail("'" + value.substr(0, 80) + "': use text, json or wire");
+  return {};
+}
+
+Status take_ranks(Arguments& a, const std::string& value) {
+  auto n = parse_list(value, max_local_ranks + 1);
+  if (!n || n->size() != 1 || n->front() < 1)
+    return fail("'" + value.substr(0, 80) + "': use 1 to " + std::to_string(max_local_ranks));
+  a.allocation.ranks = n->front();
+  return {};
+}
+
+// An empty list counts as none: who has nothing to say says so.
+Status take_numbers(std::optional<std::vector<int>>& to, const std::string& value, int limit) {
+  if (value.empty()) return {};
+  auto list = parse_sequence(value, limit);
+  if (!list) return forward(list);
+  to = std::move(*list);
+  return {};
+}
+
+// Slurm's order need not be PCI order: its words go with their GPUs.
+void sort_gpus(Arguments& a) {
+  if (!a.allocation.gpus) return;
+  std::vector<int>& gpus = *a.allocation.gpus;
+  if (gpus.size() == a.devices.size()) {
+    std::map<int, std::string> word_of;
+    for (size_t i = 0; i < gpus.size(); ++i) word_of.emplace(gpus[i], a.devices[i]);
+    a.devices.clear();
+    for (auto& [gpu, word] : word_of) a.devices.push_back(std::move(word));
+  }
+  std::sort(gpus.begin(), gpus.end());
+  gpus.erase(std::unique(gpus.begin(), gpus.end()), gpus.end());
+}
+
+Status take(Arguments& a, const po::variables_map& vm) {
+  const std::string config = vm.count("config") ? vm["config"].as<std::string>() : default_config;
+  if (auto s = read_config(a.settings, config, vm.count("config") > 0); !s) return s;
+  for (const char* key : shared_keys) {
+    if (!vm.count(key)) continue;
+    if (auto s = set_option(a.settings, key, vm[key].as<std::string>()); !s)
+      return fail("--" + s.error().what, exit_code::usage);
+  }
+  const auto string = [](std::string& to) {
+    return [&to](const std::string& v) -> Status {
+      to = v;
+      return {};
+    };
+  };
+  std::string requested = "yes";
+  Status all[] = {
+      given(vm, "topology",
+            [&](const std::string& v) -> Status {
+              // An unset variable of a script's must not mean this machine.
+              if (v.empty()) return fail("is empty: name a file, or leave the option out");
+              a.topology = v;
+              return {};
+            }),
+      given(vm, "node", string(a.node)),
+      given(vm, "nodelist", string(a.nodelist)),
+      given(vm, "requested", string(requested)),
+      given(vm, "format", [&](const std::string& v) { return take_format(a, v); }),
+      given(vm, "ranks", [&](const std::string& v) { return take_ranks(a, v); }),
+      given(vm, "devices", [&](const std::string& v) { return take_devices(a, v); }),
+      given(vm, "asked", [&](const std::string& v) { return take_asked(a, v); }),
+      given(vm, "gpus",
+            [&](const std::string& v) { return take_numbers(a.allocation.gpus, v, 4096); }),
+      given(vm, "cores",
+            [&](const std::string& v) { return take_numbers(a.allocation.cores, v, max_cpu); }),
+  };
+  for (Status& s : all)
+    if (!s) return forward(s);
+  if (requested != "yes" && requested != "no")
+    return fail("--requested: use yes or no", exit_code::usage);
+  a.requested = requested == "yes";
+  sort_gpus(a);
+  // Without a list of GPUs a job step has all of them only if it has the node.
+  if (a.format == Format::wire && !a.allocation.gpus && !vm.count("exclusive"))
+    a.allocation.gpus.emplace();
+  return {};
+}
+
+}  // namespace
+
+Result<Arguments> parse_arguments(int argc, char** argv, const po::options_description& options) {
+  Arguments a;
+  po::options_description all = options;
+  all.add_options()("command", po::value<std::string>());
+  po::positional_options_description positional;
+  positional.add("command", 1);
+  po::variables_map vm;
+  using style = po::command_line_style::style_t;
+  try {
+    po::store(po::command_line_parser(argc, argv)
+                  .options(all)
+                  .positional(positional)
+                  .style(style::unix_style & ~style::allow_guessing)
+                  .run(),
+              vm);
+  } catch (const po::error& e) {
+    return fail(std::string(e.what()) + "; see gpu-bind --help", exit_code::usage);
+  }
+  if (vm.count("help"))
+    a.command = "help";
+  else if (vm.count("version"))
+    a.command = "version";
+  else if (vm.count("command"))
+    a.command = vm["command"].as<std::string>();
+  if (a.command != "plan" && a.command != "show") {
+    if (a.command == "help" || a.command == "version") return a;
+    return fail(
+        (a.command.empty() ? "no command" : "unknown command '" + a.command.substr(0, 80) + "'") +
+            ": use plan or show; see gpu-bind --help",
+        exit_code::usage);
+  }
+  if (auto s = take(a, vm); !s) return fail(s.error().what, exit_code::usage);
+  if (a.command == "show" && a.format == Format::wire)
+    return fail("--format: show has text and json", exit_code::usage);
+  return a;
+}
+
+}  // namespace trainlaunch

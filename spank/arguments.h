@@ -1,0 +1,31 @@
+// What gpu-bind is told on its command line.
+#pragma once
+
+#include <boost/program_options.hpp>
+#include <string>
+#include <vector>
+
+#include "settings.h"
+
+namespace trainlaunch {
+
+enum class Format : uint8_t { text, json, wire };
+
+struct Arguments {
+  std::string command;
+  Format format = Format::text;
+  Allocation allocation;
+  Settings settings;
+  std::string topology;  // given here, not in the configuration: taken as it is
+  std::vector<std::string> devices;
+  std::string node, nodelist;
+  bool requested = true;
+};
+
+boost::program_options::options_description describe_options();
+
+// Errors are usage errors.
+Result<Arguments> parse_arguments(int argc, char** argv,
+                                  const boost::program_options::options_description& options);
+
+}  // namespace trainlaunch

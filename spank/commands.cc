@@ -1,0 +1,83 @@
+#include "commands.h"
+
+#include <iostream>
+
+#include "fit.h"
+#include "report.h"
+
+namespace trainlaunch {
+namespace {
+
+// The machine to plan for, and what has to be said about it.
+Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings) {
+  if (!a.topology.empty()) return load_file(a.topology);
+  if (a.settings.topology.empty()) return load_live();
+  auto file = load_file(a.settings.topology);
+  if (!file || !a.settings.topology_check) return file;
+  auto live = load_live();
+  if (!live) return live;
+  if (live->cpus == file->cpus) return file;
+  warnings.push_back({"topology-mismatch",
+                      a.settings.topology + " has CPUs " + to_list(file->cpus) + ", this machine " +
+                          to_list(live->cpus) + ": the file is not used",
+                      "make the file on a node of this kind: lstopo --of xml", false});
+  return live;
+}
+
+}  // namespace
+
+Status print_machine(const Arguments& a) {
+  std::vector<Warning> warnings;
+  auto machine = find_machine(a, warnings);
+  if (!machine) return forward(machine);
+  std::vector<int> gpus;
+  for (const Gpu& g : machine->gpus) gpus.push_back(g.index);
+  auto nics = choose_nics(*machine, gpus, a.settings.policy);
+  if (!nics) return forward(nics);
+  for (const Warning& w : warnings) std::cerr << "gpu-bind: " << w.message << '\n';
+  std::cout << (a.format == Format::json ? machine_json(*machine, *nics)
+                                         : machine_text(*machine, *nics));
+  return {};
+}
+
+Status print_plan(const Arguments& a) {
+  const bool wanted = a.settings.bind == BindSwitch::always ||
+                      (a.settings.bind == BindSwitch::on_request && a.requested);
+  if (a.format == Format::wire && (!wanted || a.settings.policy.off)) {
+    std::cout << empty_wire();
+    return {};
+  }
+  std::vector<Warning> warnings;
+  auto machine = find_machine(a, warnings);
+  if (!machine) return forward(machine);
+  auto made = plan(*machine, a.allocation, a.settings.policy);
+  if (!made) return forward(made);
+  made->warnings.insert(made->warnings.begin(), warnings.begin(), warnings.end());
+
+  Environment env;
+  if (a.settings.policy.off) {
+    env.ranks.resize(made->ranks.size());
+  } else {
+    EnvOptions options{a.settings.env, a.devices, {}};
+    if (!a.nodelist.empty())
+      // A quarter of the time: a name that does not resolve must not cost the whole answer.
+      options.route =
+          route_to_peer(a.nodelist, a.node, Deadline::in(Seconds(a.settings.timeout_ms / 4000.0)));
+    env = environment(*machine, *made, options);
+  }
+  // What a file says and the kernel does not have can be shown, but not applied.
+  if (a.format == Format::wire && a.topology.empty() && machine->kind != "live")
+    fit_to_kernel(*made);
+
+  const Answer answer{*machine, *made, env};
+  if (a.format == Format::wire) {
+    auto text = plan_wire(answer, a.settings.report, a.node);
+    if (!text) return forward(text);
+    std::cout << *text;
+  } else {
+    std::cout << (a.format == Format::json ? plan_json(answer) : plan_text(answer));
+  }
+  return {};
+}
+
+}  // namespace trainlaunch
