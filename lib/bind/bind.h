@@ -55,6 +55,9 @@ struct Policy {
   MemMode mem = MemMode::preferred;
   NicMode nic = NicMode::automatic;
   std::vector<std::string> nics;  // for NicMode::list: "mlx5_0" or "mlx5_0:1"
+  // The site's: names or shell patterns, "mlx5_3", "mlx5_bond_*", "mlx5_0:2". What is excluded, or
+  // not included where anything is, is used only if NicMode::list names it.
+  std::vector<std::string> nic_include, nic_exclude;
 };
 
 struct Warning {

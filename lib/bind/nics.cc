@@ -1,3 +1,5 @@
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -89,6 +91,27 @@ Status take_listed(const Machine& m, const std::vector<std::string>& names,
     if (!found) return fail("no port '" + name + "' on this machine; `gpu-bind show` names them");
   }
   return {};
+}
+
+// The first of `patterns` that the port's name, alone or with its number, matches; or none.
+const std::string* matching(const std::vector<std::string>& patterns, const Nic& nic) {
+  const std::string with_port = nic.name + ':' + std::to_string(nic.port);
+  for (const std::string& p : patterns)
+    if (fnmatch(p.c_str(), nic.name.c_str(), 0) == 0 ||
+        fnmatch(p.c_str(), with_port.c_str(), 0) == 0)
+      return &p;
+  return nullptr;
+}
+
+// Drops what the site does not want used.
+void drop_unwanted(const Machine& m, const Policy& policy, std::vector<NicChoice>& choice) {
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    if (!choice[n].used) continue;
+    if (const std::string* p = matching(policy.nic_exclude, m.nics[n]))
+      choice[n] = {false, "the site excludes " + *p};
+    else if (!policy.nic_include.empty() && !matching(policy.nic_include, m.nics[n]))
+      choice[n] = {false, "not among the ports that the site includes"};
+  }
 }
 
 // Matches GPUs with their nearest ports.
@@ -230,6 +253,7 @@ Result<std::vector<NicChoice>> choose_nics(const Machine& m, const std::vector<i
     else if (nic.vendor == pci_cisco)
       choice[n] = {false, "usNIC: no remote memory access"};
   }
+  drop_unwanted(m, policy, choice);
   if (policy.nic == NicMode::all) return choice;
   drop_unlike(m, gpus, choice);
   if (!gpus.empty()) drop_far(m, gpus, choice);

@@ -202,6 +202,33 @@ TEST_CASE("closest keeps the ports that GPUs were paired with") {
   CHECK(make(m, {}, policy).used_nics() == std::vector<int>{0});
 }
 
+TEST_CASE("the site's include and exclude lists are names or patterns; a list of the user's wins") {
+  const Machine m = hgx_h100();
+  const std::vector<int> gpus{0, 1, 2, 3, 4, 5, 6, 7};
+  const auto used = [&](const Policy& p) {
+    std::string names;
+    const auto choice = choose_nics(m, gpus, p);
+    REQUIRE(choice.has_value());
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if ((*choice)[n].used) names += m.nics[n].name + ' ';
+    return names;
+  };
+  Policy p;
+  p.nic_exclude = {"mlx5_1", "mlx5_[78]:1"};
+  CHECK(used(p) == "mlx5_0 mlx5_2 mlx5_5 mlx5_6 mlx5_9 ");
+  CHECK((*choose_nics(m, gpus, p))[8].why == "the site excludes mlx5_[78]:1");
+  p.nic_include = {"mlx5_?"};
+  CHECK(used(p) == "mlx5_0 mlx5_2 mlx5_5 mlx5_6 mlx5_9 ");
+  p.nic_include = {"mlx5_0", "mlx5_1", "mlx5_3"};
+  CHECK(used(p) == "mlx5_0 mlx5_3 ");
+  // Every usable port is still none that the site keeps for itself.
+  p.nic = NicMode::all;
+  CHECK(used(p) == "mlx5_0 mlx5_3 ");
+  p.nic = NicMode::list;
+  p.nics = {"mlx5_1"};
+  CHECK(used(p) == "mlx5_1 ");
+}
+
 TEST_CASE("cores of one socket only: no rank without cores, none outside, the near ones first") {
   // rapidsai/dask-cuda issue 1381
   Allocation a;
