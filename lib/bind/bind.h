@@ -60,11 +60,6 @@ struct Policy {
   std::vector<std::string> nic_include, nic_exclude;
 };
 
-struct Warning {
-  std::string code, message, fix;
-  bool quiet = false;  // advice: shown in reports only
-};
-
 struct RankPlan {
   std::vector<int> gpus;         // positions in Machine::gpus
   std::vector<int> nics;         // positions in Machine::nics

@@ -26,6 +26,13 @@ std::string to_string(const PciId& id) {
   return text;
 }
 
+std::string to_string(const Gpu& gpu) {
+  std::string text = to_string(gpu.pci);
+  if (gpu.partition) text += '/' + std::to_string(*gpu.partition);
+  if (!gpu.mig.empty()) text += '/' + gpu.mig;
+  return text;
+}
+
 std::string to_string(const Nic& nic) {
   return nic.verbs ? nic.name + ':' + std::to_string(nic.port) : nic.name;
 }
