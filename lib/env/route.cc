@@ -14,71 +14,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <memory>
 #include <set>
 
-#include "topo/cpuset.h"
+#include "env/hosts.h"
 
 namespace trainlaunch {
 namespace {
-
-bool is_host_char(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-         c == '-' || c == '_' || c == ':';
-}
-
-// "01-03,7" -> "01", "02", "03", "7": numbers keep their width.
-bool expand_numbers(std::string_view text, size_t limit, std::vector<std::string>& out) {
-  while (true) {
-    const size_t comma = std::min(text.find(','), text.size());
-    const std::string_view item = text.substr(0, comma);
-    const size_t dash = std::min(item.find('-'), item.size());
-    const std::string_view low = item.substr(0, dash);
-    const std::string_view high = dash < item.size() ? item.substr(dash + 1) : low;
-    unsigned first = 0, last = 0;
-    const auto number = [](std::string_view s, unsigned& n) {
-      const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), n);
-      return !s.empty() && error == std::errc() && end == s.data() + s.size();
-    };
-    if (!number(low, first) || !number(high, last) || last < first) return false;
-    for (unsigned i = first; out.size() < limit; ++i) {
-      std::string digits = std::to_string(i);
-      if (digits.size() < low.size()) digits.insert(0, low.size() - digits.size(), '0');
-      out.push_back(std::move(digits));
-      if (i == last) break;
-    }
-    if (comma == text.size()) return true;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-// One entry, which may hold several brackets: prefixes so far x the numbers of the next bracket.
-bool expand_entry(std::string_view entry, size_t limit, std::vector<std::string>& out) {
-  std::vector<std::string> names{""};
-  while (!entry.empty()) {
-    const size_t open = std::min(entry.find('['), entry.size());
-    for (char c : entry.substr(0, open))
-      if (!is_host_char(c)) return false;
-    for (std::string& n : names) n += entry.substr(0, open);
-    entry.remove_prefix(open);
-    if (entry.empty()) break;
-    const size_t close = entry.find(']');
-    if (close == std::string_view::npos) return false;
-    std::vector<std::string> numbers;
-    if (!expand_numbers(entry.substr(1, close - 1), limit, numbers)) return false;
-    entry.remove_prefix(close + 1);
-    std::vector<std::string> longer;
-    for (const std::string& n : names)
-      for (const std::string& number : numbers)
-        if (longer.size() < limit) longer.push_back(n + number);
-    names = std::move(longer);
-  }
-  for (std::string& n : names)
-    if (out.size() < limit && !n.empty()) out.push_back(std::move(n));
-  return true;
-}
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -111,15 +54,19 @@ bool is_loopback(const sockaddr* a) {
   return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr);
 }
 
-// The interface that has the address; empty when none has.
+// The interface that has the address; empty when none has. Loopback only if no other has it: hosts
+// that announce a routable address of their own keep it there (NVIDIA/nccl issue 1053).
 std::string interface_with(const sockaddr* address) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return "";
-  std::string name;
-  for (const ifaddrs* i = list; i && name.empty(); i = i->ifa_next)
-    if (same_address(i->ifa_addr, address)) name = i->ifa_name;
+  std::string name, loopback;
+  for (const ifaddrs* i = list; i; i = i->ifa_next)
+    if (same_address(i->ifa_addr, address))
+      (i->ifa_flags & IFF_LOOPBACK ? loopback : name) = i->ifa_name;
   freeifaddrs(list);
-  return name;
+  if (name.empty()) name = loopback;
+  // "eth0:1" labels a further address of eth0.
+  return name.substr(0, name.find(':'));
 }
 
 // Runs in the child: one line for the parent, "interface" or empty.
@@ -181,21 +128,6 @@ size_t cards_with_addresses() {
 }
 
 }  // namespace
-
-Result<std::vector<std::string>> expand_hosts(std::string_view list, size_t limit) {
-  std::vector<std::string> out;
-  const std::string whole(list.substr(0, 80));
-  while (!list.empty()) {
-    // Commas inside brackets belong to the entry.
-    size_t end = 0;
-    for (int depth = 0; end < list.size() && (depth > 0 || list[end] != ','); ++end)
-      depth += list[end] == '[' ? 1 : list[end] == ']' ? -1 : 0;
-    if (!expand_entry(list.substr(0, end), limit, out))
-      return fail("'" + whole + "': not a host list such as n[1-4],login", exit_code::usage);
-    list.remove_prefix(std::min(end + 1, list.size()));
-  }
-  return out;
-}
 
 Route route_to_peer(std::string_view list, const std::string& self, Deadline deadline) {
   Route route;

@@ -3,15 +3,10 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "base/result.h"
 #include "base/time.h"
 
 namespace trainlaunch {
-
-// The first `limit` names of a host list in Slurm's syntax: "n[1-2,07],login,10.0.0.[1-4]".
-Result<std::vector<std::string>> expand_hosts(std::string_view list, size_t limit);
 
 struct Route {
   std::string interface;      // empty: nothing to say

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 
+#include "env/hosts.h"
 #include "machines.h"
 
 using namespace trainlaunch;
@@ -179,6 +180,23 @@ TEST_CASE("host lists are read as Slurm writes them") {
     CAPTURE(bad);
     CHECK_FALSE(expand_hosts(bad, 10).has_value());
   }
+}
+
+TEST_CASE("a host is found in a list without writing the list out") {
+  for (const char* host : {"n1", "n4", "n07", "login", "r2n10", "x10", "x120", "10.0.0.3"})
+    CHECK_MESSAGE(hosts_contain("n[1-4,07],login,r[1-2]n[8-11],x[1-12]0,10.0.0.[1-4]", host), host);
+  for (const char* host : {"n5", "n7", "n01", "n", "", "n1x", "xn1", "login2", "r3n10", "r2n7",
+                           "x130", "x1", "10.0.0.5"})
+    CHECK_MESSAGE(!hosts_contain("n[1-4,07],login,r[1-2]n[8-11],x[1-12]0,10.0.0.[1-4]", host),
+                  host);
+  CHECK(hosts_contain("n[001-4000000000]", "n3999999999"));
+  CHECK(hosts_contain("n[008-1000]", "n010"));
+  CHECK_FALSE(hosts_contain("n[008-1000]", "n10"));
+  for (const char* bad : {"", "n[", "n[]", "n[a]", "n[1", "n]1["})
+    CHECK_MESSAGE(!hosts_contain(bad, "n1"), bad);
+  // The same names as the list written out.
+  for (const std::string& name : hosts("a[1-3,09-11]b[7-8]c"))
+    CHECK(hosts_contain("a[1-3,09-11]b[7-8]c", name));
 }
 
 TEST_CASE("the route to a peer is the kernel's, or nothing") {
