@@ -43,7 +43,7 @@ Status print_machine(const Arguments& a) {
 Status print_plan(const Arguments& a) {
   const bool wanted = a.settings.bind == BindSwitch::always ||
                       (a.settings.bind == BindSwitch::on_request && a.requested);
-  if (a.format == Format::wire && (!wanted || a.settings.policy.off)) {
+  if (a.format == Format::wire && (!wanted || a.settings.policy.gpu == GpuMode::off)) {
     std::cout << empty_wire();
     return {};
   }
@@ -55,7 +55,7 @@ Status print_plan(const Arguments& a) {
   made->warnings.insert(made->warnings.begin(), warnings.begin(), warnings.end());
 
   Environment env;
-  if (a.settings.policy.off) {
+  if (a.settings.policy.gpu == GpuMode::off) {
     env.ranks.resize(made->ranks.size());
   } else {
     EnvOptions options{a.settings.env, a.devices, {}};

@@ -42,8 +42,8 @@ Status set_policy(Settings& s, std::string_view value) {
     return fail("policy=" + std::string(value.substr(0, 80)) +
                     ": not available in this version; use one of auto, off",
                 exit_code::usage);
-  constexpr Word<bool> words[] = {{"auto", false}, {"off", true}};
-  return choose(s.policy.off, "policy", value, words);
+  constexpr Word<GpuMode> words[] = {{"auto", GpuMode::automatic}, {"off", GpuMode::off}};
+  return choose(s.policy.gpu, "policy", value, words);
 }
 
 Status set_cpu(Settings& s, std::string_view value) {

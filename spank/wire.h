@@ -14,7 +14,7 @@
 // of text, in this order, bounded as below.
 //
 //   gpu-bind-wire 1
-//   digest HEX                 of the plan: equal plans, equal digests
+//   digest HEX                 of the plan, its rails and its ports: digest() of bind.h
 //   say TEXT                   printed once for the node (a report asked for it)
 //   warn TEXT                  printed once for the node, always
 //   rank I                     opens the part of local rank I; I counts up from 0

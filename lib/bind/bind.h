@@ -47,8 +47,14 @@ enum class MemMode : uint8_t { preferred, bind, off };
 enum class NicMode : uint8_t { automatic, closest, all, off, list };
 enum class Visible : uint8_t { automatic, ordered, own };
 
+// Which GPU a rank gets. `automatic`: rank i on GPU i of the step; cores follow the GPU. `closest`:
+// ranks share out the step's cores in order, and each gets the GPU nearest to its own. `map`: what
+// Policy::map says. `off`: nothing is bound.
+enum class GpuMode : uint8_t { automatic, closest, map, off };
+
 struct Policy {
-  bool off = false;
+  GpuMode gpu = GpuMode::automatic;
+  std::vector<int> map;  // for GpuMode::map: positions in the step's GPUs, rank after rank
   Visible visible = Visible::automatic;
   CpuMode cpu = CpuMode::local;
   bool one_thread = false;  // of each core
@@ -97,7 +103,20 @@ Result<Plan> plan(const Machine& machine, const Allocation& allocation, const Po
 Result<std::vector<NicChoice>> choose_nics(const Machine& machine, const std::vector<int>& gpus,
                                            const Policy& policy);
 
-// Equal for equal plans: ranks, their devices, CPUs and memory; not reasons or names of hosts.
+// 64 hexadecimal digits, which every rank has in GPU_BIND_PLAN: three digests, one after another.
+//   0-31   the whole plan: ranks, their devices, CPUs and memory; not reasons or names of hosts.
+//          Nodes of one kind and one share of a job have equal ones.
+//   32-47  the rails: for each local rank the places of its ports among the used ones, in PCI
+//          order. Names do not count, for they may differ between nodes that are wired alike.
+//          Comparable between nodes with equally many ranks; where they differ, ranks that talk
+//          to each other sit on different rails.
+//   48-63  the used ports: how many there are of each network and rate. Where they differ, NCCL may
+//          hang or run at the pace of the poorest node.
 std::string digest(const Machine& machine, const Plan& plan);
+
+// What the two latter digests are of, in words for people: "rank 0: rail 0; rank 1: rail 1" and
+// "8 x infiniband 400 Gb/s".
+std::string rails_of(const Plan& plan);
+std::string ports_of(const Machine& machine, const Plan& plan);
 
 }  // namespace trainlaunch

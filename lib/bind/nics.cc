@@ -238,7 +238,7 @@ class Matching {
 Result<std::vector<NicChoice>> choose_nics(const Machine& m, const std::vector<int>& gpus,
                                            const Policy& policy) {
   std::vector<NicChoice> choice(m.nics.size(), NicChoice{true, ""});
-  if (policy.off || policy.nic == NicMode::off) {
+  if (policy.gpu == GpuMode::off || policy.nic == NicMode::off) {
     for (NicChoice& c : choice) c = {false, "not asked for"};
     return choice;
   }

@@ -1,5 +1,3 @@
-#include <xxhash.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -22,7 +20,7 @@ class Planner {
     auto nics = choose_nics(m_, plan_.gpus, p_);
     if (!nics) return forward(nics);
     plan_.nics = std::move(*nics);
-    if (p_.off) {
+    if (p_.gpu == GpuMode::off) {
       for (RankPlan& r : plan_.ranks) leave_cpus(r, "policy off");
       return std::move(plan_);
     }
@@ -380,26 +378,6 @@ std::vector<int> Plan::used_nics() const {
 
 Result<Plan> plan(const Machine& machine, const Allocation& allocation, const Policy& policy) {
   return Planner(machine, allocation, policy).run();
-}
-
-std::string digest(const Machine& m, const Plan& plan) {
-  std::string text;
-  for (const RankPlan& r : plan.ranks) {
-    for (int g : r.gpus) {
-      const Gpu& gpu = m.gpus[static_cast<size_t>(g)];
-      text += to_string(gpu.pci) + '/' + std::to_string(gpu.partition.value_or(-1)) + ' ';
-    }
-    for (int n : r.nics) text += to_string(m.nics[static_cast<size_t>(n)]) + ' ';
-    text += r.keep_cpus ? "-" : to_list(r.cpus);
-    text += ' ' + std::to_string(r.mem.value_or(-1)) + '\n';
-  }
-  for (int n : plan.used_nics()) text += to_string(m.nics[static_cast<size_t>(n)]) + ' ';
-  text += std::to_string(static_cast<int>(plan.mem)) + '\n' + to_list(plan.gpu_order);
-  const XXH128_hash_t h = XXH3_128bits(text.data(), text.size());
-  char hex[33];
-  std::snprintf(hex, sizeof hex, "%016llx%016llx", static_cast<unsigned long long>(h.high64),
-                static_cast<unsigned long long>(h.low64));
-  return hex;
 }
 
 }  // namespace trainlaunch

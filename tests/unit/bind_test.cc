@@ -440,7 +440,7 @@ TEST_CASE("what was asked of Slurm is left alone") {
   CHECK_FALSE(p.used_nics().empty());
   CHECK(warns(p, "gpu-bind-asked"));
   Policy off;
-  off.off = true;
+  off.gpu = GpuMode::off;
   p = make(hgx_h100(), {}, off);
   CHECK(p.ranks[0].keep_cpus);
   CHECK(p.ranks[0].gpus.empty());
@@ -471,16 +471,49 @@ TEST_CASE("an allocation that is not of this machine") {
 }
 
 TEST_CASE("equal plans have equal digests, others do not") {
+  const auto whole = [](const std::string& d) { return d.substr(0, 32); };
+  const auto rails = [](const std::string& d) { return d.substr(32, 16); };
+  const auto ports = [](const std::string& d) { return d.substr(48); };
   const Machine m = hgx_h100();
-  const Plan p = make(m);
-  CHECK(digest(m, p) == digest(hgx_h100(), make(hgx_h100())));
-  CHECK(digest(m, p).size() == 32);
-  Policy policy;
-  policy.one_thread = true;
-  CHECK(digest(m, make(m, {}, policy)) != digest(m, p));
-  Machine down = m;
-  down.nics[0].active = false;
-  CHECK(digest(down, make(down)) != digest(m, p));
+  const std::string d = digest(m, make(m));
+  REQUIRE(d.size() == 64);
+  CHECK(d == digest(hgx_h100(), make(hgx_h100())));
+  CHECK(ports_of(m, make(m)) == "8 x infiniband 400 Gb/s");
+
+  SUBCASE("other CPUs: another plan on the same rails") {
+    Policy policy;
+    policy.one_thread = true;
+    const std::string other = digest(m, make(m, {}, policy));
+    CHECK(whole(other) != whole(d));
+    CHECK(rails(other) == rails(d));
+    CHECK(ports(other) == ports(d));
+  }
+  SUBCASE("a dead port: other rails, another set of ports") {
+    Machine down = m;
+    down.nics[0].active = false;
+    const std::string other = digest(down, make(down));
+    CHECK(rails(other) != rails(d));
+    CHECK(ports(other) != ports(d));
+  }
+  SUBCASE("NVIDIA/nccl issue 1277: other names for the same ports are no difference") {
+    Machine renamed = m;
+    for (size_t n = 0; n < m.nics.size(); ++n) renamed.nics[n].name = "rocep" + std::to_string(n);
+    const std::string other = digest(renamed, make(renamed));
+    CHECK(whole(other) != whole(d));
+    CHECK(rails(other) == rails(d));
+    CHECK(ports(other) == ports(d));
+  }
+  SUBCASE("NVIDIA/nccl issue 820: GPUs that see the ports of a pair the other way round") {
+    Machine crossed = m;
+    for (int g = 0; g < 2; ++g) {
+      link(crossed, g, g, Level::node);
+      link(crossed, g, 1 - g, Level::pix);
+    }
+    const std::string other = digest(crossed, make(crossed));
+    CHECK(rails(other) != rails(d));
+    CHECK(ports(other) == ports(d));
+    CHECK(rails_of(make(crossed)).starts_with("rank 0: rail 1; rank 1: rail 0; rank 2: rail 2"));
+  }
 }
 
 TEST_CASE("whatever the allocation: own cores, never empty, disjoint while there are enough") {
