@@ -155,7 +155,7 @@ void check_against_pytorch(std::unique_ptr<Ops> ops, double tolerance) {
   r.loss = r.count = 0;
   r.train(batch.all());
   CHECK(std::abs(r.loss - loss) <= tolerance * loss);
-  CHECK(r.count == expected["count"]);
+  CHECK(r.count == expected["count"].get<double>());
   const auto params = r.model->params();
   CHECK(params.size() == expected["gradients"].size());
   for (int p = 0; p < static_cast<int>(params.size()); ++p) {

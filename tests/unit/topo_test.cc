@@ -182,7 +182,7 @@ TEST_CASE("real machines read as an independent reader reads them") {
     for (size_t g = 0; g < m.gpus.size(); ++g) {
       const json& want = answer["gpus"][g];
       CAPTURE(g);
-      CHECK(to_string(m.gpus[g].pci) == want["pci"]);
+      CHECK(to_string(m.gpus[g].pci) == word_of(want["pci"]));
       CHECK(std::to_string(m.gpus[g].place.numa) == word_of(want["numa"]));
       CHECK(m.gpus[g].place.cpus == *parse_cpus(word_of(want["cpus"])));
 
