@@ -1,6 +1,7 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <sstream>
 
@@ -46,6 +47,8 @@ po::options_description describe_options() {
   add("nodelist", text()->value_name("LIST"), "the job's nodes, for the network interface");
   add("requested", text()->value_name("YES|NO"),
       "for the plugin: no, with bind=on-request: plan nothing [yes]");
+  add("plan", text()->value_name("FILE"),
+      "for check: the plan, as `plan --format=json` prints it [made again]");
   add("help", "this text");
   add("version", "the version");
   return d;
@@ -163,6 +166,7 @@ Status take(Arguments& a, const po::variables_map& vm) {
               a.topology = v;
               return {};
             }),
+      given(vm, "plan", string(a.plan)),
       given(vm, "node", string(a.node)),
       given(vm, "nodelist", string(a.nodelist)),
       given(vm, "requested", string(requested)),
@@ -187,14 +191,31 @@ Status take(Arguments& a, const po::variables_map& vm) {
   return {};
 }
 
+constexpr std::string_view commands[] = {"plan", "show", "check", "doctor"};
+
+// What the plugin told the planner when it bound this rank, so that the same plan is made again.
+std::vector<std::string> words_of_plugin() {
+  std::vector<std::string> out;
+  const char* given = std::getenv("GPU_BIND_STEP");
+  std::string_view rest = given && std::getenv("GPU_BIND_PLAN") ? given : "";
+  while (!rest.empty()) {
+    // A value may hold blanks.
+    const size_t end = std::min(rest.find(" --"), rest.size());
+    out.emplace_back(rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<Arguments> parse_arguments(int argc, char** argv, const po::options_description& options) {
   Arguments a;
   po::options_description all = options;
-  all.add_options()("command", po::value<std::string>());
+  all.add_options()("command", po::value<std::string>())("files",
+                                                         po::value<std::vector<std::string>>());
   po::positional_options_description positional;
-  positional.add("command", 1);
+  positional.add("command", 1).add("files", -1);
   po::variables_map vm;
   using style = po::command_line_style::style_t;
   try {
@@ -204,6 +225,10 @@ Result<Arguments> parse_arguments(int argc, char** argv, const po::options_descr
                   .style(style::unix_style & ~style::allow_guessing)
                   .run(),
               vm);
+    for (const char* option : {"ranks", "gpus", "cores", "policy", "visible", "cpu", "mem", "nic"})
+      a.plan_asked = a.plan_asked || vm.count(option);
+    if (vm.count("command") && vm["command"].as<std::string>() == "check")
+      po::store(po::command_line_parser(words_of_plugin()).options(options).run(), vm);
   } catch (const po::error& e) {
     return fail(std::string(e.what()) + "; see gpu-bind --help", exit_code::usage);
   }
@@ -213,16 +238,24 @@ Result<Arguments> parse_arguments(int argc, char** argv, const po::options_descr
     a.command = "version";
   else if (vm.count("command"))
     a.command = vm["command"].as<std::string>();
-  if (a.command != "plan" && a.command != "show") {
-    if (a.command == "help" || a.command == "version") return a;
-    return fail(
-        (a.command.empty() ? "no command" : "unknown command '" + a.command.substr(0, 80) + "'") +
-            ": use plan or show; see gpu-bind --help",
-        exit_code::usage);
-  }
+  if (a.command == "help" || a.command == "version") return a;
+  if (a.command.empty())
+    return fail("no command: use plan, show, check or doctor; see gpu-bind --help",
+                exit_code::usage);
+  if (std::find(std::begin(commands), std::end(commands), a.command) == std::end(commands))
+    return fail("unknown command '" + a.command.substr(0, 80) +
+                    "': use plan, show, check or doctor; see gpu-bind --help",
+                exit_code::usage);
+  if (vm.count("files")) a.files = vm["files"].as<std::vector<std::string>>();
+  if (!a.files.empty() && a.command != "doctor")
+    return fail("'" + a.files.front().substr(0, 80) + "': " + a.command +
+                    " takes options only; see gpu-bind --help",
+                exit_code::usage);
   if (auto s = take(a, vm); !s) return fail(s.error().what, exit_code::usage);
-  if (a.command == "show" && a.format == Format::wire)
-    return fail("--format: show has text and json", exit_code::usage);
+  if (a.format == Format::wire && a.command != "plan")
+    return fail("--format: " + a.command + " has text and json", exit_code::usage);
+  if (!a.plan.empty() && a.command != "check")
+    return fail("--plan: only check compares with a plan", exit_code::usage);
   return a;
 }
 

@@ -20,6 +20,9 @@ struct Arguments {
   std::vector<std::string> devices;
   std::string node, nodelist;
   bool requested = true;
+  std::string plan;                // for check: a plan that was printed as JSON
+  bool plan_asked = false;         // an option says what is to be planned
+  std::vector<std::string> files;  // for doctor
 };
 
 boost::program_options::options_description describe_options();

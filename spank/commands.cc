@@ -6,9 +6,7 @@
 #include "report.h"
 
 namespace trainlaunch {
-namespace {
 
-// The machine to plan for, and what has to be said about it.
 Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings) {
   if (!a.topology.empty()) return load_file(a.topology);
   if (a.settings.topology.empty()) return load_live();
@@ -24,7 +22,19 @@ Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings)
   return live;
 }
 
-}  // namespace
+Environment environment_of(const Arguments& a, const Machine& machine, const Plan& plan) {
+  Environment env;
+  if (a.settings.policy.gpu == GpuMode::off) {
+    env.ranks.resize(plan.ranks.size());
+    return env;
+  }
+  EnvOptions options{a.settings.env, a.devices, {}};
+  if (!a.nodelist.empty())
+    // A quarter of the time: a name that does not resolve must not cost the whole answer.
+    options.route =
+        route_to_peer(a.nodelist, a.node, Deadline::in(Seconds(a.settings.timeout_ms / 4000.0)));
+  return environment(machine, plan, options);
+}
 
 Status print_machine(const Arguments& a) {
   std::vector<Warning> warnings;
@@ -54,17 +64,7 @@ Status print_plan(const Arguments& a) {
   if (!made) return forward(made);
   made->warnings.insert(made->warnings.begin(), warnings.begin(), warnings.end());
 
-  Environment env;
-  if (a.settings.policy.gpu == GpuMode::off) {
-    env.ranks.resize(made->ranks.size());
-  } else {
-    EnvOptions options{a.settings.env, a.devices, {}};
-    if (!a.nodelist.empty())
-      // A quarter of the time: a name that does not resolve must not cost the whole answer.
-      options.route =
-          route_to_peer(a.nodelist, a.node, Deadline::in(Seconds(a.settings.timeout_ms / 4000.0)));
-    env = environment(*machine, *made, options);
-  }
+  const Environment env = environment_of(a, *machine, *made);
   // What a file says and the kernel does not have can be shown, but not applied.
   if (a.format == Format::wire && a.topology.empty() && machine->kind != "live")
     fit_to_kernel(*made);

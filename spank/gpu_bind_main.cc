@@ -12,6 +12,7 @@ namespace {
 constexpr const char* synopsis =
     "usage: gpu-bind plan [options]    who gets what: GPU, port, CPUs and memory of each rank\n"
     "       gpu-bind show [options]    the machine: GPUs, ports, CPUs, and who is near whom\n"
+    "       gpu-bind check [options]   in a rank: what it really has, against the plan\n"
     "       gpu-bind --help | --version\n";
 
 int run(int argc, char** argv) {
@@ -35,9 +36,16 @@ int run(int argc, char** argv) {
   Status s;
   if (a->command == "plan") s = print_plan(*a);
   if (a->command == "show") s = print_machine(*a);
+  bool good = true;
+  if (a->command == "check") {
+    if (auto matches = check(*a))
+      good = *matches;
+    else
+      s = forward(matches);
+  }
   if (!s) return tell(s.error(), a->format == Format::wire);
   std::cout.flush();
-  return std::cout ? exit_code::done : exit_code::failed;
+  return std::cout && good ? exit_code::done : exit_code::failed;
 }
 
 }  // namespace

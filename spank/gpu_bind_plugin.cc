@@ -48,6 +48,7 @@ struct State {
   Reason error;          // the first; empty: none
   bool planned = false;  // `answer` holds a plan
   Answer answer;         // looks into `answer_text`
+  Fixed<8192> words;     // what the planner was told of this node's part of the job step
 };
 constinit State state;
 char answer_text[gpu_bind_wire::max_bytes];
@@ -199,6 +200,15 @@ class Words {
     append(std::string_view("\0", 1));
   }
   bool cut() const { return cut_; }
+  size_t count() const { return count_; }
+  // The words from `first` on, between blanks.
+  template <size_t N>
+  void join(size_t first, Fixed<N>& line) const {
+    for (size_t i = first; i < count_; ++i) {
+      if (i > first) line += " ";
+      line += words_[i];
+    }
+  }
   char* const* argv() {
     words_[count_] = nullptr;
     return words_;
@@ -294,19 +304,22 @@ void ask_planner(spank_t sp, const Site& site, bool requested) {
   words.add(state.planner);
   words.add("plan");
   words.add("--format=wire");
+  const size_t first = words.count();
   if (site.there) words.add("--config=", state.config);
   Fixed<16> count;
   count += static_cast<long>(ranks);
   words.add("--ranks=", count.view());
   words.add("--node=", node_name(sp).view());
-  if (!add_list(sp, words, "--nodelist=", "SLURM_STEP_NODELIST"))
-    add_list(sp, words, "--nodelist=", "SLURM_JOB_NODELIST");
   add_cores(sp, words);
   add_list(sp, words, "--gpus=", "SLURM_STEP_GPUS");
   if (!add_list(sp, words, "--devices=", "CUDA_VISIBLE_DEVICES"))
     add_list(sp, words, "--devices=", "ROCR_VISIBLE_DEVICES");
   if (state.asked.any()) words.add("--asked=", state.asked.text().view());
   add_options(words, requested);
+  words.join(first, state.words);
+  // Ranks have this list from Slurm.
+  if (!add_list(sp, words, "--nodelist=", "SLURM_STEP_NODELIST"))
+    add_list(sp, words, "--nodelist=", "SLURM_JOB_NODELIST");
   if (words.cut()) keep_error(Reason().set("the planner's arguments are too long"));
   if (!state.error.empty() || !trusted_program(state.planner, why)) return keep_error(why);
 
@@ -331,7 +344,11 @@ void tell_switched_off(spank_t sp) {
 }
 
 void plan_step(spank_t sp) {
-  if (!ordinary_step(sp) || !has_env(sp, "SLURM_STEP_GPUS")) return;
+  if (!ordinary_step(sp)) return;
+  // Those of the job step around this one.
+  spank_unsetenv(sp, "GPU_BIND_PLAN");
+  spank_unsetenv(sp, "GPU_BIND_STEP");
+  if (!has_env(sp, "SLURM_STEP_GPUS")) return;
   take_variables(sp);
   if (state.options.get(policy) == "off") {
     state.error.clear();
@@ -441,6 +458,7 @@ void set_variables(spank_t sp, const RankPlan& plan) {
   digest.set(state.answer.digest());
   spank_setenv(sp, "GPU_BIND_SET", names.c_str(), 1);
   spank_setenv(sp, "GPU_BIND_PLAN", digest.c_str(), 1);
+  if (!state.words.cut()) spank_setenv(sp, "GPU_BIND_STEP", state.words.c_str(), 1);
 }
 
 // Slurm chose this rank's GPUs, and srun did not say so when the plan was made.

@@ -40,7 +40,8 @@ inline constexpr int max_cpus = 8192;      // CPU numbers from 0
 inline constexpr int max_mems = 1024;      // memory node numbers from 0
 
 // The only names the plugin sets on the planner's word; anything else in an answer is dropped.
-// GPU_BIND_PLAN (the digest) and GPU_BIND_SET (the names that were set) are the plugin's own.
+// GPU_BIND_PLAN (the digest), GPU_BIND_SET (the names that were set) and GPU_BIND_STEP (the
+// planner's arguments but for --nodelist, for `gpu-bind check`) are the plugin's own.
 inline constexpr const char* variables[] = {
     "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",  "NCCL_IB_HCA",          "NCCL_SOCKET_IFNAME",

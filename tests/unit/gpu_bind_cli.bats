@@ -136,6 +136,46 @@ refused() {
   [[ $output == *"env set CUDA_VISIBLE_DEVICES=0,1"* ]]
 }
 
+# A rank that is bound as the plan for this machine would bind it.
+@test "check: a process that has what is planned, and one that has not" {
+  run "$planner" check --format=json --ranks=1
+  [ "$status" -eq 0 ]
+  [ "${#lines[@]}" -eq 1 ]
+  [[ $output == '{"version":1,"rank":0,'*'"matches":true,"differs":{}'* ]]
+
+  "$planner" plan --ranks=1 --format=json > "$BATS_TEST_TMPDIR/plan.json"
+  run env UCX_NET_DEVICES=mine "$planner" check --plan "$BATS_TEST_TMPDIR/plan.json"
+  [ "$status" -eq 0 ]
+  [[ $output == *"  UCX_NET_DEVICES mine"*"matches the plan" ]]
+
+  sed 's/"cpus": "[^"]*",\( *\)$/"cpus": "4000-4001",\1/' "$BATS_TEST_TMPDIR/plan.json" > "$BATS_TEST_TMPDIR/other.json"
+  run "$planner" check --plan "$BATS_TEST_TMPDIR/other.json"
+  echo "$output"
+  [ "$status" -eq 1 ]
+  [[ $output == *"differs: cpus: planned 4000-4001, has "* ]]
+}
+
+@test "check: plans that are none" {
+  echo '{"version": 1}' > "$BATS_TEST_TMPDIR/none.json"
+  for file in /nowhere.json README.md "$BATS_TEST_TMPDIR/none.json"; do
+    refused 2 check --plan "$file"
+    [[ $stderr == "gpu-bind: $file: "* ]]
+  done
+  refused 2 check more
+  refused 2 plan --plan="$BATS_TEST_TMPDIR/none.json"
+}
+
+@test "check: in a job step, no line that srun would cut" {
+  export SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NODEID=1
+  export SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE='2(x2)'
+  run "$planner" check --format=json --topology "$lab/four-gpus.xml"
+  [ "${#lines[@]}" -gt 1 ]
+  for line in "${lines[@]}"; do
+    [ "${#line}" -le 1000 ]
+    [[ $line == '{"version":1,"rank":3,"node":"'*'","job":"7","step":"0",'*'}' ]]
+  done
+}
+
 @test "hwloc's variables do not reach it" {
   export HWLOC_XMLFILE=/nowhere.xml HWLOC_SYNTHETIC='pu:77' HWLOC_XML_VERBOSE=1 HWLOC_COMPONENTS=xml
   run --separate-stderr "$planner" show
