@@ -38,17 +38,22 @@ const char* read_rank_line(std::string_view line, RankPlan& plan) {
   if (!take(line, "env ")) return "unknown line";
 
   Variable v;
-  if (take(line, "set "))
-    v.overwrite = true;
-  else if (!take(line, "keep "))
-    return "neither keep nor set";
-  const size_t equals = line.find('=');
-  if (equals == std::string_view::npos) return "a variable without a value";
-  const std::string_view name(line.data(), equals);
-  v.value = std::string_view(line.data() + equals + 1, line.size() - equals - 1);
-  for (const char* known : wire::variables)
-    if (name == known) v.name = known;
-  if (!v.name) return nullptr;  // dropped: not a name we set
+  if (take(line, "unset ")) {
+    v.give = Give::unset;
+    v.name = line;
+    if (!wire::is_device_variable(v.name)) return nullptr;
+  } else {
+    if (take(line, "set "))
+      v.give = Give::set;
+    else if (!take(line, "keep "))
+      return "neither keep, set nor unset";
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos) return "a variable without a value";
+    v.name = {line.data(), equals};
+    v.value = {line.data() + equals + 1, line.size() - equals - 1};
+    // Dropped: not a name we set.
+    if (!wire::is_device_variable(v.name) && !wire::is_network_variable(v.name)) return nullptr;
+  }
   if (plan.variable_count == wire::max_env) return "too many variables";
   plan.variables[plan.variable_count++] = v;
   return nullptr;

@@ -33,9 +33,11 @@ using MemBits = Bits<gpu_bind_wire::max_mems>;
 template <int N>
 bool parse_list(std::string_view list, Bits<N>& bits);
 
+enum class Give { keep, set, unset };
+
 struct Variable {
-  const char* name = nullptr;  // one of gpu_bind_wire::variables
-  bool overwrite = false;
+  Give give = Give::keep;
+  std::string_view name;  // one that gpu_bind_wire knows
   std::string_view value;
 };
 

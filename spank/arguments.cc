@@ -1,5 +1,7 @@
 #include "arguments.h"
 
+#include <sys/utsname.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -143,9 +145,18 @@ void sort_gpus(Arguments& a) {
   gpus.erase(std::unique(gpus.begin(), gpus.end()), gpus.end());
 }
 
+// What Slurm calls this node, unless its configuration gives nodes other names.
+std::string this_host() {
+  utsname host{};
+  uname(&host);
+  const std::string_view name = host.nodename;
+  return std::string(name.substr(0, name.find('.')));
+}
+
 Status take(Arguments& a, const po::variables_map& vm) {
   const std::string config = vm.count("config") ? vm["config"].as<std::string>() : default_config;
-  if (auto s = read_config(a.settings, config, vm.count("config") > 0); !s) return s;
+  const std::string node = vm.count("node") ? vm["node"].as<std::string>() : this_host();
+  if (auto s = read_config(a.settings, config, vm.count("config") > 0, node); !s) return s;
   for (const char* key : shared_keys) {
     if (!vm.count(key)) continue;
     if (auto s = set_option(a.settings, key, vm[key].as<std::string>()); !s)

@@ -65,7 +65,7 @@ std::string join(const std::vector<std::string>& list) {
 void take_variables(Expectation& e, const json& list) {
   // Masks are set in any case, the rest only where there is nothing: as the planner does.
   for (const auto& [name, value] : list.items())
-    e.env.push_back({name, value.get<std::string>(), name.ends_with("_VISIBLE_DEVICES"), ""});
+    e.env.push_back({name, value.get<std::string>(), name.ends_with("_VISIBLE_DEVICES")});
 }
 
 }  // namespace

@@ -28,7 +28,12 @@ Environment environment_of(const Arguments& a, const Machine& machine, const Pla
     env.ranks.resize(plan.ranks.size());
     return env;
   }
-  EnvOptions options{a.settings.env, a.devices, {}};
+  EnvOptions options;
+  options.mode = a.settings.env;
+  options.devices = a.devices;
+  options.nics_from = a.settings.nic_from;
+  options.variables = a.settings.variables;
+  options.nccl_topology = a.settings.nccl_topology;
   if (!a.nodelist.empty())
     // A quarter of the time: a name that does not resolve must not cost the whole answer.
     options.route =
@@ -65,6 +70,7 @@ Status print_plan(const Arguments& a) {
   made->warnings.insert(made->warnings.begin(), warnings.begin(), warnings.end());
 
   const Environment env = environment_of(a, *machine, *made);
+  made->warnings.insert(made->warnings.end(), env.warnings.begin(), env.warnings.end());
   // What a file says and the kernel does not have can be shown, but not applied.
   if (a.format == Format::wire && a.topology.empty() && machine->kind != "live")
     fit_to_kernel(*made);

@@ -147,6 +147,12 @@ bool trusted_program(const char* path, Reason& why) {
   return trusted(file.fd(), path, why);
 }
 
+bool readable_file(const char* path) {
+  File file(path, read_flags);
+  struct stat st;
+  return file && fstat(file.fd(), &st) == 0 && S_ISREG(st.st_mode);
+}
+
 void NcclConf::add(const char* path) {
   File file(path, read_flags);
   if (!file || size_ + 1 >= sizeof text_) return;

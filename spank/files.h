@@ -1,4 +1,4 @@
-// The two files the plugin reads, and whom it trusts. Nothing here runs with root's rights: the
+// The files the plugin reads, and whom it trusts. Nothing here runs with root's rights: the
 // effective user is the job's.
 #pragma once
 
@@ -23,6 +23,9 @@ bool read_site(const char* path, bool must_exist, Site& site, Reason& why);
 // Only the owner of the daemon (root) can change this program: it and every directory above it
 // belong to root and nobody else may write there.
 bool trusted_program(const char* path, Reason& why);
+
+// A regular file that this process can open. Called as the user, in the rank's own place.
+bool readable_file(const char* path);
 
 // NCCL's configuration as this process sees it, inside the rank's container if there is one.
 class NcclConf {

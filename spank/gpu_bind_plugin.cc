@@ -312,8 +312,8 @@ void ask_planner(spank_t sp, const Site& site, bool requested) {
   words.add("--node=", node_name(sp).view());
   add_cores(sp, words);
   add_list(sp, words, "--gpus=", "SLURM_STEP_GPUS");
-  if (!add_list(sp, words, "--devices=", "CUDA_VISIBLE_DEVICES"))
-    add_list(sp, words, "--devices=", "ROCR_VISIBLE_DEVICES");
+  for (const char* mask : {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
+    if (add_list(sp, words, "--devices=", mask)) break;
   if (state.asked.any()) words.add("--asked=", state.asked.text().view());
   add_options(words, requested);
   words.join(first, state.words);
@@ -392,6 +392,8 @@ void tell_rank(std::string_view text) {
   if (write(STDERR_FILENO, line.c_str(), line.view().size()) < 0) return;
 }
 
+constexpr int whole_node = -1;
+
 // With the name of the node, and of the rank if it is one rank's own affair.
 void tell_reason(spank_t sp, int rank, std::string_view what, const Reason& why) {
   Fixed<1024> line;
@@ -412,17 +414,21 @@ void tell_reason(spank_t sp, int rank, std::string_view what, const Reason& why)
   _exit(1);  // a forked child of slurmstepd; what a hook returns would be swallowed
 }
 
+// Names of all variables of a rank, with commas.
+using Names = Fixed<gpu_bind_wire::max_env*(gpu_bind_wire::max_name + 1) + 1>;
+
 // What the job step around this one got from us is no choice of the user's. Device masks stay:
 // Slurm sets those anew for each job step.
 void forget_inherited(spank_t sp) {
-  char names[1024];
+  char names[sizeof(Names)];
   if (get_env(sp, "GPU_BIND_SET", names) != Found::yes) return;
   std::string_view rest = names, name;
-  while (next_part(rest, ',', name))
-    for (const char* known : gpu_bind_wire::variables)
-      if (name == known &&
-          (starts_with(name, "NCCL_") || starts_with(name, "GLOO_") || starts_with(name, "UCX_")))
-        spank_unsetenv(sp, known);
+  while (next_part(rest, ',', name)) {
+    if (!gpu_bind_wire::is_network_variable(name)) continue;
+    Fixed<gpu_bind_wire::max_name + 1> known;
+    known.set(name);
+    spank_unsetenv(sp, known.c_str());
+  }
 }
 
 // NCCL's configuration files give way to the environment, so what they set must not be set there.
@@ -433,24 +439,48 @@ void read_nccl_conf(spank_t sp, NcclConf& conf) {
   conf.read(has_file ? file : nullptr, has_home ? home : nullptr);
 }
 
-void set_variables(spank_t sp, const RankPlan& plan) {
+// What the environment has wins, and so does what NCCL will read from its configuration files.
+class Kept {
+ public:
+  explicit Kept(spank_t sp) : sp_(sp) {}
+  bool has(const char* name) {
+    if (has_env(sp_, name)) return true;
+    if (!read_) read_nccl_conf(sp_, conf_);
+    read_ = true;
+    return conf_.sets(name);
+  }
+
+ private:
+  spank_t sp_;
+  NcclConf conf_;
+  bool read_ = false;
+};
+
+// NCCL says nothing about a topology file that it cannot read, such as one that the rank's
+// container does not have.
+bool there(std::string_view name, const char* value) {
+  return name != "NCCL_TOPO_FILE" || readable_file(value);
+}
+
+void set_variables(spank_t sp, int rank, const RankPlan& plan) {
   forget_inherited(sp);
-  NcclConf conf;
-  bool conf_read = false;
-  Fixed<1024> names;
+  Kept kept(sp);
+  Names names;
   for (size_t i = 0; i < plan.variable_count; ++i) {
     const Variable& v = plan.variables[i];
-    if (!v.overwrite) {
-      if (has_env(sp, v.name)) continue;
-      if (starts_with(v.name, "NCCL_") && !conf_read) {
-        read_nccl_conf(sp, conf);
-        conf_read = true;
-      }
-      if (conf_read && conf.sets(v.name)) continue;
-    }
+    Fixed<gpu_bind_wire::max_name + 1> name;
+    name.set(v.name);
+    if (v.give == Give::unset) spank_unsetenv(sp, name.c_str());
+    if (v.give == Give::unset || (v.give == Give::keep && kept.has(name.c_str()))) continue;
     Fixed<gpu_bind_wire::max_line> value;
     value.set(v.value);
-    if (spank_setenv(sp, v.name, value.c_str(), 1) != ESPANK_SUCCESS) continue;
+    if (!there(v.name, value.c_str())) {
+      Reason why;
+      why.set(v.name, " ", v.value, " cannot be read where the ranks run: not set");
+      if (rank == 0) tell_reason(sp, whole_node, "", why);
+      continue;
+    }
+    if (spank_setenv(sp, name.c_str(), value.c_str(), 1) != ESPANK_SUCCESS) continue;
     if (!names.empty()) names += ",";
     names += v.name;
   }
@@ -470,7 +500,6 @@ bool slurm_chose_gpus(spank_t sp) {
 }
 
 void bind_rank(spank_t sp) {
-  constexpr int whole_node = -1;
   int id = 0;
   if (spank_get_item(sp, S_TASK_ID, &id) != ESPANK_SUCCESS || id < 0) return;
   if (!state.planned) {
@@ -496,7 +525,7 @@ void bind_rank(spank_t sp) {
   const bool bound_mems = state.asked.mem || apply_mems(plan.mem_policy, plan.mems, mems);
   if (state.strict && !bound_cpus) stop(sp, id, cpus);
   if (state.strict && !bound_mems) stop(sp, id, mems);
-  set_variables(sp, plan);
+  set_variables(sp, id, plan);
 
   std::string_view rest = state.answer.rank(static_cast<unsigned>(id)), text;
   while (Answer::next_text(rest, text)) tell_rank(text);

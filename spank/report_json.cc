@@ -66,6 +66,27 @@ json variables(const std::vector<Variable>& list) {
   return out;
 }
 
+// Where each variable's value comes from; ranks' own have one source for all.
+json sources(const Environment& env) {
+  json out = json::object();
+  const auto take = [&](const std::vector<Variable>& list) {
+    for (const Variable& v : list) out[v.name] = {{"source", name_of(v.source)}, {"why", v.why}};
+  };
+  take(env.common);
+  for (const auto& list : env.ranks) take(list);
+  return out;
+}
+
+json env_object(const Environment& env) {
+  json ranks = json::array();
+  for (const auto& list : env.ranks) ranks.push_back(variables(list));
+  return {{"common", variables(env.common)},
+          {"ranks", ranks},
+          {"unset", env.unset},
+          {"why", sources(env)},
+          {"not_set", env.notes}};
+}
+
 }  // namespace
 
 std::string machine_json(const Machine& m, const std::vector<NicChoice>& nics) {
@@ -75,16 +96,15 @@ std::string machine_json(const Machine& m, const std::vector<NicChoice>& nics) {
 }
 
 std::string plan_json(const Answer& a) {
-  json ranks = json::array(), env = json::array(), warnings = json::array();
+  json ranks = json::array(), warnings = json::array();
   for (size_t i = 0; i < a.plan.ranks.size(); ++i) ranks.push_back(rank_object(a, i));
-  for (const auto& list : a.env.ranks) env.push_back(variables(list));
   for (const Warning& w : a.plan.warnings)
     warnings.push_back({{"code", w.code}, {"message", w.message}, {"fix", w.fix}});
   return dump({{"version", 1},
                {"source", source_object(a.machine)},
                {"machine", machine_object(a.machine, a.plan.nics)},
                {"ranks", ranks},
-               {"env", {{"common", variables(a.env.common)}, {"ranks", env}}},
+               {"env", env_object(a.env)},
                {"warnings", warnings}},
               2) +
          '\n';

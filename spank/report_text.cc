@@ -63,6 +63,8 @@ std::string nic_table(const Machine& m, const std::vector<NicChoice>& choice) {
 
 }  // namespace
 
+std::string source_of(const Variable& v) { return name_of(v.source) + (": " + v.why); }
+
 std::string gpu_names(const Machine& m, const std::vector<int>& gpus) {
   std::string out;
   for (int g : gpus) {
@@ -134,10 +136,13 @@ std::string plan_text(const Answer& a) {
 
   out += "\nenvironment\n";
   for (const Variable& v : a.env.common)
-    out += "  " + v.name + '=' + v.value + "  (" + v.why + ")\n";
+    out += "  " + v.name + '=' + v.value + "  (" + source_of(v) + ")\n";
   for (size_t i = 0; i < a.env.ranks.size(); ++i)
     for (const Variable& v : a.env.ranks[i])
-      out += "  rank " + std::to_string(i) + ": " + v.name + '=' + v.value + "  (" + v.why + ")\n";
+      out += "  rank " + std::to_string(i) + ": " + v.name + '=' + v.value + "  (" + source_of(v) +
+             ")\n";
+  for (const std::string& name : a.env.unset)
+    out += "  unset: " + name + ", which Slurm sets too: ROCm would apply both masks\n";
   for (const std::string& note : a.env.notes) out += "  not set: " + note + '\n';
 
   out += "\nwhy\n";

@@ -47,6 +47,7 @@ std::string write(const Answer& a, Report report, const std::string& node, size_
   const std::string who = "gpu-bind: " + (node.empty() ? "" : node + ": ");
   if (report == Report::full) {
     for (const std::string& why : a.plan.why) w.say(who + why);
+    for (const Variable& v : a.env.common) w.say(who + v.name + ": " + source_of(v));
     for (const std::string& note : a.env.notes) w.say(who + "not set: " + note);
   }
   const bool advice = report == Report::full || report == Report::doctor;
@@ -65,6 +66,7 @@ std::string write(const Answer& a, Report report, const std::string& node, size_
     if (r.mem && a.plan.mem != MemMode::off)
       w.line("mems",
              (a.plan.mem == MemMode::bind ? "bind " : "preferred ") + std::to_string(*r.mem));
+    for (const std::string& name : a.env.unset) w.line("env", "unset " + name);
     write_variables(w, a.env.common);
     write_variables(w, a.env.ranks[i]);
     if (report == Report::summary || report == Report::full) w.say(rank_line(a, i, node));

@@ -1,9 +1,16 @@
 #include "env/env.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+
+#include "env/nccl_topology.h"
 
 namespace trainlaunch {
 namespace {
+
+constexpr size_t nccl_max_hcas = 32;
+constexpr uint16_t pci_amazon = 0x1d0f;
 
 std::string join(const std::vector<std::string>& words) {
   std::string out;
@@ -31,13 +38,18 @@ class Builder {
     }
     ports();
     sockets();
+    topology_file();
+    site();
     return std::move(env_);
   }
 
  private:
-  void add(std::vector<Variable>& to, const char* name, std::string value, std::string why) const {
-    to.push_back({name, std::move(value), o_.mode == EnvMode::set, std::move(why)});
+  void add(std::vector<Variable>& to, std::string name, std::string value, Source source,
+           std::string why) const {
+    to.push_back(
+        {std::move(name), std::move(value), o_.mode == EnvMode::set, source, std::move(why)});
   }
+  const Nic& nic(int n) const { return m_.nics[static_cast<size_t>(n)]; }
 
   // The GPU's name in Slurm's words.
   std::string word(int gpu) const {
@@ -68,18 +80,24 @@ class Builder {
     if (vendor == Vendor::amd) name = "ROCR_VISIBLE_DEVICES";
     if (vendor == Vendor::intel) {
       if (ordered) {
-        env_.notes.push_back("devices: ZE_AFFINITY_MASK cannot order GPUs: left alone");
+        env_.notes.push_back(std::is_sorted(plan_.gpu_order.begin(), plan_.gpu_order.end())
+                                 ? "ZE_AFFINITY_MASK: Slurm's names the step's GPUs in this order"
+                                 : "devices: ZE_AFFINITY_MASK cannot order GPUs: left alone");
         return;
       }
       name = "ZE_AFFINITY_MASK";
     }
+    // Where gres.conf does not name the GPUs' type, Slurm sets the masks of all vendors. HIP would
+    // look for their numbers among the GPUs that ROCR_VISIBLE_DEVICES has left.
+    if (vendor == Vendor::amd) env_.unset = {"CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"};
     // Slurm sets these in every task, so keeping what is there would change nothing.
     const auto give = [&](std::vector<Variable>& to, const std::vector<int>& gpus,
                           const char* why) {
       const auto list = words(gpus);
-      to.push_back({name, join(list), true, why});
+      to.push_back({name, join(list), true, Source::topology, why});
       if (vendor == Vendor::nvidia && std::all_of(list.begin(), list.end(), is_number))
-        to.push_back({"CUDA_DEVICE_ORDER", "PCI_BUS_ID", true, "the numbers count in PCI order"});
+        to.push_back({"CUDA_DEVICE_ORDER", "PCI_BUS_ID", true, Source::topology,
+                      "the numbers count in PCI order"});
     };
     if (ordered) {
       give(env_.common, plan_.gpu_order, "all GPUs of the step, each rank's own at LOCAL_RANK");
@@ -89,27 +107,52 @@ class Builder {
       give(env_.ranks[i], plan_.ranks[i].gpus, "the rank's own GPUs");
   }
 
+  // The names of verbs ports among `nics`, as libraries are told them. One that has a separator in
+  // it would be taken for several.
+  std::vector<int> nameable(const std::vector<int>& nics) const {
+    std::vector<int> out;
+    for (int n : nics)
+      if (nic(n).verbs && nic(n).name.find_first_of(",:=^ ") == std::string::npos) out.push_back(n);
+    return out;
+  }
+  std::string names(const std::vector<int>& nics) const {
+    std::vector<std::string> out;
+    for (int n : nics) out.push_back(to_string(nic(n)));
+    return join(out);
+  }
+
   void ports() {
-    std::vector<std::string> list;
-    for (int n : plan_.used_nics()) {
-      const Nic& nic = m_.nics[static_cast<size_t>(n)];
-      if (nic.verbs) list.push_back(to_string(nic));
-    }
+    std::vector<int> list = nameable(plan_.used_nics());
     if (list.empty()) {
       env_.notes.push_back("NCCL_IB_HCA, UCX_NET_DEVICES: no port with verbs to name");
       return;
     }
-    add(env_.common, "NCCL_IB_HCA", "=" + join(list),
+    if (list.size() > nccl_max_hcas) list = cap(list);
+    add(env_.common, "NCCL_IB_HCA", "=" + names(list), o_.nics_from,
         "the node's usable ports, the same for all ranks");
     for (size_t i = 0; i < plan_.ranks.size(); ++i) {
       const RankPlan& r = plan_.ranks[i];
-      std::vector<std::string> own;
-      for (int n : r.nics)
-        if (const Nic& nic = m_.nics[static_cast<size_t>(n)]; nic.verbs)
-          own.push_back(to_string(nic));
-      if (!own.empty() && !r.spans)
-        add(env_.ranks[i], "UCX_NET_DEVICES", join(own), "the rank's nearest ports");
+      if (const auto own = nameable(r.nics); !own.empty() && !r.spans)
+        add(env_.ranks[i], "UCX_NET_DEVICES", names(own), o_.nics_from, "the rank's nearest ports");
     }
+  }
+
+  // As many as NCCL takes: those that ranks were given first, then in PCI order.
+  std::vector<int> cap(const std::vector<int>& list) {
+    std::set<int> kept;
+    for (const RankPlan& r : plan_.ranks)
+      for (int n : nameable(r.nics))
+        if (kept.size() < nccl_max_hcas) kept.insert(n);
+    for (int n : list)
+      if (kept.size() < nccl_max_hcas) kept.insert(n);
+    env_.warnings.push_back(
+        {"nic-many",
+         "NCCL takes " + std::to_string(nccl_max_hcas) + " ports, of " +
+             std::to_string(list.size()) + " usable ones the others are left out",
+         "name the ones for jobs: nic-include or nic-exclude in gpu-bind.conf, or "
+         "--gpu-bind-nic=list:NAMES",
+         false});
+    return {kept.begin(), kept.end()};
   }
 
   void sockets() {
@@ -119,13 +162,60 @@ class Builder {
                            (route.why.empty() ? "no node list" : route.why));
       return;
     }
-    add(env_.common, "GLOO_SOCKET_IFNAME", route.interface, route.why);
-    const auto used = plan_.used_nics();
-    if (used.empty() && route.several_nics) {
+    add(env_.common, "GLOO_SOCKET_IFNAME", route.interface, Source::topology, route.why);
+    // Without verbs NCCL's own network is sockets, which it spreads over all cards.
+    if (nameable(plan_.used_nics()).empty() && route.several_nics) {
       env_.notes.push_back("NCCL_SOCKET_IFNAME: sockets carry the data, over all network cards");
       return;
     }
-    add(env_.common, "NCCL_SOCKET_IFNAME", "=" + route.interface, route.why);
+    add(env_.common, "NCCL_SOCKET_IFNAME", "=" + route.interface, Source::topology, route.why);
+  }
+
+  void topology_file() {
+    const std::string& file = o_.nccl_topology;
+    if (file.empty()) return;
+    const auto fits = check_nccl_topology(file, m_);
+    if (fits) {
+      add(env_.common, "NCCL_TOPO_FILE", file, Source::site, "the site's file is of this machine");
+      return;
+    }
+    env_.notes.push_back("NCCL_TOPO_FILE: " + fits.error().what);
+    env_.warnings.push_back({"topology-mismatch", fits.error().what + ": NCCL is not told of it",
+                             "make the file anew on this node: gpu-bind show --format=nccl-xml",
+                             false});
+  }
+
+  bool applies(const SiteVariable& v) const {
+    if (v.kind.empty()) return true;
+    const auto used = plan_.used_nics();
+    return std::any_of(used.begin(), used.end(), [&](int n) { return v.kind == kind_of(nic(n)); });
+  }
+
+  void site() {
+    std::map<std::string, const SiteVariable*> chosen;
+    for (const SiteVariable& v : o_.variables) {
+      if (!applies(v)) continue;
+      const SiteVariable*& slot = chosen[v.name];
+      if (!slot || (slot->kind.empty() && !v.kind.empty())) slot = &v;
+    }
+    for (const auto& [name, v] : chosen) {
+      if (by_option(name)) {
+        env_.notes.push_back("the site's " + name + ": --gpu-bind-nic was given");
+        continue;
+      }
+      drop(env_.common, name);
+      for (auto& rank : env_.ranks) drop(rank, name);
+      add(env_.common, name, v->value, Source::site,
+          v->kind.empty() ? "the site's" : "the site's for " + v->kind);
+    }
+  }
+
+  // A user who chose ports, or none, does not get the site's instead.
+  bool by_option(const std::string& name) const {
+    return o_.nics_from == Source::option && (name == "NCCL_IB_HCA" || name == "UCX_NET_DEVICES");
+  }
+  static void drop(std::vector<Variable>& from, const std::string& name) {
+    std::erase_if(from, [&](const Variable& v) { return v.name == name; });
   }
 
   const Machine& m_;
@@ -135,6 +225,35 @@ class Builder {
 };
 
 }  // namespace
+
+const char* name_of(Source source) {
+  switch (source) {
+    case Source::topology:
+      return "topology";
+    case Source::site:
+      return "site";
+    case Source::option:
+      return "option";
+  }
+  return "";
+}
+
+const char* kind_of(const Nic& nic) {
+  if (nic.vendor == pci_amazon) return "efa";
+  switch (nic.link_layer) {
+    case LinkLayer::infiniband:
+      return "infiniband";
+    case LinkLayer::ethernet:
+      return nic.verbs ? "roce" : "ethernet";
+    case LinkLayer::omni_path:
+      return "omni-path";
+    case LinkLayer::slingshot:
+      return "slingshot";
+    case LinkLayer::unknown:
+      return "";
+  }
+  return "";
+}
 
 Environment environment(const Machine& machine, const Plan& plan, const EnvOptions& options) {
   return Builder(machine, plan, options).run();

@@ -107,9 +107,9 @@ TEST_CASE("an answer in order is read as it was meant") {
   REQUIRE(zero.variable_count == 2);
   CHECK(std::string(zero.variables[0].name) == "NCCL_IB_HCA");
   CHECK(zero.variables[0].value == "=mlx5_0:1,mlx5_1:1");
-  CHECK_FALSE(zero.variables[0].overwrite);
+  CHECK(zero.variables[0].give == plugin::Give::keep);
   CHECK(zero.variables[1].value == "0,1");
-  CHECK(zero.variables[1].overwrite);
+  CHECK(zero.variables[1].give == plugin::Give::set);
 
   CHECK_FALSE(one.has_cpus);
   CHECK(one.mem_policy == MemPolicy::bind);
@@ -170,7 +170,7 @@ TEST_CASE("hostile answers are void") {
   check_void(with("cpus 0-1,4", "cpus 0\ncpus 1"), "twice");
   check_void(with("mems bind 1-3", "mems bind 1\nmems bind 1"), "twice");
   check_void(with("mems bind", "mems interleave"), "policy");
-  check_void(with("env keep", "env unset"), "neither keep nor set");
+  check_void(with("env keep", "env drop"), "neither keep, set nor unset");
   check_void(with("CUDA_VISIBLE_DEVICES=0,1", "CUDA_VISIBLE_DEVICES"), "without a value");
   check_void(with("=0,1", "=0\t1"), "control characters");
   check_void(with("=0,1", std::string("=0\0001", 4)), "control characters");
@@ -205,6 +205,23 @@ TEST_CASE("unknown variables are dropped, known ones bounded") {
   REQUIRE(plan.variable_count == 2);
   CHECK(std::string(plan.variables[1].name) == "NCCL_SOCKET_IFNAME");
   CHECK(plan.variables[1].value.empty());
+
+  const auto taken = [](const std::string& line) {
+    const Read one(with("env set CUDA_VISIBLE_DEVICES=0,1", line));
+    REQUIRE_MESSAGE(one.ok, one.reason());
+    return one.answer.plan(0).variable_count == 2;
+  };
+  for (const char* name : {"FI_PROVIDER", "NCCL_DEBUG", "UCX_TLS", "OFI_NCCL_PROTOCOL", "GLOO_X9"})
+    CHECK_MESSAGE(taken(std::string("env keep ") + name + "=v"), name);
+  for (const char* name : {"FI_", "NCCL_CONF_FILE", "NCCL_ld", "NCCL_X Y", "XNCCL_A", "FI-A",
+                           "GPU_BIND_SET", "HOME", "LD_LIBRARY_PATH", "NCCL_\\", "SLURM_CONF"})
+    CHECK_MESSAGE(!taken(std::string("env set ") + name + "=v"), name);
+  CHECK_FALSE(taken("env set NCCL_" + std::string(gpu_bind_wire::max_name, 'A') + "=v"));
+  // Only masks are taken away.
+  CHECK(taken("env unset CUDA_VISIBLE_DEVICES"));
+  CHECK_FALSE(taken("env unset NCCL_DEBUG"));
+  CHECK_FALSE(taken("env unset PATH"));
+  CHECK_FALSE(taken("env unset CUDA_VISIBLE_DEVICES=0"));
 
   std::string many;
   for (size_t i = 0; i < gpu_bind_wire::max_env; ++i) many += "env set NCCL_IB_HCA=a\n";
