@@ -134,7 +134,9 @@ void take_variables(spank_t sp) {
     if (state.options.has(id)) continue;
     const Found found = get_env(sp, option_info(id).variable, value);
     if (found == Found::no || !*value) continue;
-    if (found == Found::cut || !state.options.set(id, value)) keep_error(refusal(id, true, value));
+    // One that is too long asks for binding too, and is refused.
+    if (!state.options.set(id, found == Found::cut ? "" : value))
+      keep_error(refusal(id, true, value));
   }
 }
 

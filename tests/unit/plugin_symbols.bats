@@ -35,6 +35,14 @@ setup() {
   [ -z "$other" ]
 }
 
+@test "calls nothing that allocates, starts threads, loads libraries or asks the name service" {
+  forbidden=$(nm -D --undefined-only "$so" | awk '{ print $NF }' | sed 's/@.*//' |
+    grep -xE '(m|c|re|aligned_)alloc|free|strn?dup|asprintf|fopen|popen|system|dl(open|sym)|pthread_create|(get(pw|gr)(nam|uid|gid|ent)|getgrouplist|initgroups|getaddrinfo)(_r)?|syslog|openlog' ||
+    true)
+  echo "$forbidden"
+  [ -z "$forbidden" ]
+}
+
 @test "links the C library only" {
   needed=$(readelf -d "$so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^(libc\.so|ld-linux)' || true)
   echo "$needed"
