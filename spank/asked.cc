@@ -6,7 +6,30 @@ namespace {
 constexpr const char* with_value[] = {"--gpu-bind", "--gpus-per-task", "--ntasks-per-gpu",
                                       "--tres-per-task", "--tres-bind"};
 
+// srun may have written the program's path in full.
+bool is_program(const char* word, std::string_view path) {
+  const std::string_view name = word;
+  return path.size() >= name.size() && path.substr(path.size() - name.size()) == name;
+}
+
+bool is_command(const char* const* words, char* const* argv, int argc) {
+  if (argc == 0) return true;
+  if (!is_program(words[0], argv[0])) return false;
+  for (int i = 1; i < argc; ++i)
+    if (strcmp(words[i], argv[i]) != 0) return false;
+  return true;
+}
+
 }  // namespace
+
+WordRange options_for(const char* const* words, int count, char* const* argv, int argc) {
+  for (int begin = 0, end; begin < count; begin = end + 1) {
+    for (end = begin; end < count && strcmp(words[end], ":") != 0;) ++end;
+    const int command = end - argc;
+    if (command >= begin && is_command(words + command, argv, argc)) return {begin, command};
+  }
+  return {0, count > argc ? count - argc : 0};
+}
 
 Fixed<16> Asked::text() const {
   Fixed<16> s;

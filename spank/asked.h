@@ -20,6 +20,14 @@ Asked parse_asked(std::string_view text);
 // A value of --gpu-bind that makes Slurm choose GPUs: not none, and more than verbose.
 bool binds_gpus(std::string_view gpu_bind);
 
+// Of the words of srun's command line, those of its options [begin, end) for the command `argv`. In
+// a heterogeneous step a word ":" stands between the parts, each of which has options and a
+// command.
+struct WordRange {
+  int begin = 0, end = 0;
+};
+WordRange options_for(const char* const* words, int count, char* const* argv, int argc);
+
 // Whether Slurm will choose GPUs for tasks, gathered from srun's environment and then its
 // arguments.
 class GpuRequest {

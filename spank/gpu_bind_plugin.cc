@@ -159,10 +159,12 @@ void read_command_line(spank_t sp, GpuRequest& request) {
   ssize_t n;
   while ((n = read(fd, words + size, sizeof words - 1 - size)) > 0) size += static_cast<size_t>(n);
   close(fd);
+  static const char* word[4096];
   int count = 0;
-  for (size_t i = 0; i < size; ++i) count += words[i] == '\0';
-  const char* word = words;
-  for (int i = 0; i < count - argc; ++i, word += strlen(word) + 1) request.argument(word);
+  for (size_t at = 0; at < size && count < 4096; at += strlen(words + at) + 1)
+    word[count++] = words + at;
+  const WordRange own = options_for(word, count, argv, argc);
+  for (int i = own.begin; i < own.end; ++i) request.argument(word[i]);
 }
 
 Asked asked_in_srun(spank_t sp) {

@@ -312,6 +312,25 @@ TEST_CASE("a wrong option alone still asks for binding") {
   CHECK(o.any());
 }
 
+TEST_CASE("srun's own words, in each part of a heterogeneous step") {
+  const auto own = [](std::vector<const char*> words, std::vector<const char*> command) {
+    std::vector<char*> argv;
+    for (const char* w : command) argv.push_back(const_cast<char*>(w));
+    const WordRange r = options_for(words.data(), static_cast<int>(words.size()), argv.data(),
+                                    static_cast<int>(argv.size()));
+    return std::vector<std::string>(words.begin() + r.begin, words.begin() + r.end);
+  };
+  using Words = std::vector<std::string>;
+  CHECK(own({"srun", "-n2", "prog", "-x"}, {"/usr/bin/prog", "-x"}) == Words{"srun", "-n2"});
+  const std::vector<const char*> parts = {"srun", "-n1", "a", ":", "--gpus-per-task=1", "b", "-n1"};
+  CHECK(own(parts, {"a"}) == Words{"srun", "-n1"});
+  CHECK(own(parts, {"/b", "-n1"}) == Words{"--gpus-per-task=1"});
+  // A command that is not found there: by its length, as if there were one part.
+  CHECK(own({"srun", "-n1", "a", "b"}, {"c", "d"}) == Words{"srun", "-n1"});
+  CHECK(own({"srun"}, {"c", "d"}).empty());
+  CHECK(own({"srun", "-n1"}, {}) == Words{"srun", "-n1"});
+}
+
 TEST_CASE("srun's words about GPUs") {
   const auto binds = [](std::initializer_list<const char*> words, const char* variable = nullptr) {
     GpuRequest r;
