@@ -88,6 +88,7 @@ Result<Expectation> expect(const Answer& a, int rank) {
   e.env = a.env.common;
   const auto& own = a.env.ranks[static_cast<size_t>(rank)];
   e.env.insert(e.env.end(), own.begin(), own.end());
+  e.unset = a.env.unset;
   return e;
 }
 
@@ -139,6 +140,9 @@ void compare(RankFacts& f, const Expectation& e, const std::vector<std::string>&
   const std::vector<std::string> ours =
       set == f.env.end() ? std::vector<std::string>() : words_between(set->second, ',');
   for (const Variable& v : e.env) compare_variable(f, v, contains(ours, v.name), in_nccl_conf);
+  for (const std::string& name : e.unset)
+    if (const auto has = f.env.find(name); has != f.env.end())
+      f.differs[name] = "planned not to be set, has " + has->second;
   if (!f.plan_applied.empty() && !e.facts.digest.empty() && f.plan_applied != e.facts.digest)
     f.differs["plan"] =
         "the plugin applied " + f.plan_applied + ", here it comes out as " + e.facts.digest;

@@ -11,6 +11,7 @@ struct Expectation {
   PlannedFacts facts;
   MemMode mem = MemMode::off;  // off: any policy that takes memory from the planned nodes
   std::vector<Variable> env;
+  std::vector<std::string> unset;  // masks that would be applied beside the plan's
 };
 
 // The part of local rank `rank`; an error if the plan has no such rank.

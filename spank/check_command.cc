@@ -72,33 +72,51 @@ void complete(Arguments& a, const RankFacts& facts) {
   if (auto list = parse_list(gpus, 4096)) a.allocation.gpus = std::move(*list);
 }
 
-}  // namespace
-
-Result<bool> check(const Arguments& given) {
-  Arguments a = given;
+// What this process has, against its plan; `reason` says why there is none.
+Result<RankFacts> look(Arguments a, std::string& reason) {
   RankFacts facts;
   gather_process(facts);
   complete(a, facts);
   facts.source = "none";
   auto expected = plan_again(a, facts);
   if (!expected && !a.topology.empty() && facts.source == "none") return forward(expected);
-  const std::string reason = expected ? "" : expected.error().what;
+  if (!expected) reason = expected.error().what;
   if (!a.plan.empty()) {
     expected = plan_in_file(a.plan, facts.local_rank);
     if (!expected) return forward(expected);
   }
+  // A site's own variables too, whatever their names.
+  if (expected)
+    for (const Variable& v : expected->env)
+      if (const char* value = std::getenv(v.name.c_str())) facts.env[v.name] = value;
   if (expected) compare(facts, *expected, set_by_nccl_conf(*expected));
+  return facts;
+}
 
+}  // namespace
+
+Result<std::vector<RankFacts>> own_facts(const Arguments& a) {
+  std::string reason;
+  auto facts = look(a, reason);
+  if (!facts) return forward(facts);
+  return std::vector<RankFacts>{std::move(*facts)};
+}
+
+Result<bool> check(const Arguments& a) {
+  std::string reason;
+  auto facts = look(a, reason);
+  if (!facts) return forward(facts);
   // srun mixes the long lines of several tasks.
-  const bool alone = facts.step.empty() || facts.ranks == 1;
+  const bool alone = facts->step.empty() || facts->ranks == 1;
   if (a.format == Format::json)
-    std::cout << facts_json(facts, alone ? 0 : longest_line);
+    std::cout << facts_json(*facts, alone ? 0 : longest_line);
   else
-    std::cout << check_text(facts, reason);
-  if (!expected) return false;
-  // Nothing was applied, so nothing has to match; a failing rank could end the others.
-  if (a.format == Format::json && expected->facts.from == "allocation") return true;
-  return facts.differs.empty();
+    std::cout << check_text(*facts, reason);
+  // Where no plan was applied or asked for nothing has to match; a rank that fails could end the
+  // others before they are heard.
+  const bool has_to_match = !facts->plan_applied.empty() || !a.plan.empty() || a.plan_asked;
+  if (a.format == Format::json && !has_to_match) return true;
+  return facts->planned && facts->planned->from != "allocation" && facts->differs.empty();
 }
 
 }  // namespace trainlaunch

@@ -67,11 +67,13 @@ struct RankFacts {
   std::vector<std::string> visible;  // GPUs in the order of the rank's device numbers; where a word
                                      // of a mask names none of this machine, the word
   std::map<std::string, std::string> env;
+  std::map<std::string, bool> files;  // variables that name files -> whether it can be read
 
   // What the machine has.
   std::string source;  // "live", "hwloc-xml"; "none" where it could not be read
   std::string machine_cpus;
   int numa_nodes = 0;
+  bool virtual_machine = false;
   std::map<std::string, GpuFacts> gpus;    // by PCI function, "0000:06:00.0", and partition, "/1"
   std::map<std::string, PortFacts> ports;  // "mlx5_0:1"
   std::map<std::string, bool> interfaces;  // true: running, and has an address

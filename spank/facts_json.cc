@@ -94,10 +94,12 @@ json object_of(const RankFacts& f) {
   j["matches"] = f.planned ? f.differs.empty() : false;
   j["differs"] = f.differs;
   j["env"] = f.env;
+  j["files"] = f.files;
   j["warnings"] = f.warnings;
   j["source"] = f.source;
   put(j, "machine_cpus", f.machine_cpus);
   j["numa_nodes"] = f.numa_nodes;
+  j["virtual"] = f.virtual_machine;
   for (const auto& [id, gpu] : f.gpus) j["gpus"][id] = object_of(gpu);
   for (const auto& [name, port] : f.ports) j["nics"][name] = object_of(port);
   j["interfaces"] = f.interfaces;
@@ -230,6 +232,14 @@ std::map<std::string, std::string> texts(const json& j, const char* key) {
   return out;
 }
 
+std::map<std::string, bool> truths(const json& j, const char* key) {
+  std::map<std::string, bool> out;
+  const json& m = member(j, key);
+  if (m.is_object())
+    for (const auto& [name, value] : m.items()) out[name] = truth(m, name.c_str(), false);
+  return out;
+}
+
 GpuFacts gpu_from(const json& j) {
   GpuFacts g;
   g.numa = node_number(j);
@@ -283,8 +293,9 @@ RankFacts facts_from(const json& j) {
     for (const auto& [id, gpu] : gpus.items()) f.gpus[id] = gpu_from(gpu);
   if (const json& ports = member(j, "nics"); ports.is_object())
     for (const auto& [name, port] : ports.items()) f.ports[name] = port_from(port);
-  if (const json& all = member(j, "interfaces"); all.is_object())
-    for (const auto& [name, up] : all.items()) f.interfaces[name] = truth(all, name.c_str(), false);
+  f.interfaces = truths(j, "interfaces");
+  f.files = truths(j, "files");
+  f.virtual_machine = truth(j, "virtual", false);
   f.plan_applied = text(j, "plan");
   if (const json& p = member(j, "planned"); p.is_object())
     f.planned = PlannedFacts{text(p, "from"),         text(p, "digest"),  list(p, "gpus"),

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 
 #include "gather.h"
 
@@ -149,6 +150,14 @@ std::vector<std::string> visible_gpus(const RankFacts& f, const Machine& m,
   return visible;
 }
 
+// x86 processors say so themselves; others may leave it to the firmware's name.
+bool in_virtual_machine() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("flags")) return (line + ' ').find(" hypervisor ") != std::string::npos;
+  return access("/sys/hypervisor/type", F_OK) == 0;
+}
+
 int cores_of(const Machine& m, const std::string& cpus) {
   const auto set = parse_cpus(cpus);
   if (!set) return 0;
@@ -166,6 +175,7 @@ void gather_devices(RankFacts& f, const Machine& m, const std::vector<NicChoice>
   const bool here = m.kind == "live";
   f.source = m.kind;
   f.machine_cpus = to_list(m.cpus);
+  f.virtual_machine = here && in_virtual_machine();
   f.numa_nodes = static_cast<int>(m.numa.size());
   f.cores = cores_of(m, f.cpus);
   for (const Gpu& g : m.gpus) f.gpus[to_string(g)] = facts_of(m, g, here);

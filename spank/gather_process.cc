@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -148,6 +149,9 @@ void environment(RankFacts& f) {
     if (equals == std::string_view::npos || !counts(text.substr(0, equals))) continue;
     f.env[std::string(text.substr(0, equals))] = text.substr(equals + 1, longest_value);
   }
+  for (const char* name : {"NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"})
+    if (const char* path = std::getenv(name))
+      f.files[name] = faccessat(AT_FDCWD, path, R_OK, AT_EACCESS) == 0;
   f.plan_applied = env("GPU_BIND_PLAN");
 }
 

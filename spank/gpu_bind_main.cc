@@ -13,6 +13,7 @@ constexpr const char* synopsis =
     "usage: gpu-bind plan [options]    who gets what: GPU, port, CPUs and memory of each rank\n"
     "       gpu-bind show [options]    the machine: GPUs, ports, CPUs, and who is near whom\n"
     "       gpu-bind check [options]   in a rank: what it really has, against the plan\n"
+    "       gpu-bind doctor [options] [FILE...]   what is wrong with a job, and what mends it\n"
     "       gpu-bind --help | --version\n";
 
 int run(int argc, char** argv) {
@@ -37,11 +38,11 @@ int run(int argc, char** argv) {
   if (a->command == "plan") s = print_plan(*a);
   if (a->command == "show") s = print_machine(*a);
   bool good = true;
-  if (a->command == "check") {
-    if (auto matches = check(*a))
-      good = *matches;
+  if (a->command == "check" || a->command == "doctor") {
+    if (auto answer = a->command == "check" ? check(*a) : diagnose_job(*a))
+      good = *answer;
     else
-      s = forward(matches);
+      s = forward(answer);
   }
   if (!s) return tell(s.error(), a->format == Format::wire);
   std::cout.flush();

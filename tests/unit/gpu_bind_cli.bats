@@ -165,6 +165,34 @@ refused() {
   refused 2 plan --plan="$BATS_TEST_TMPDIR/none.json"
 }
 
+@test "doctor: this process, and ranks in files" {
+  run "$planner" doctor --topology "$lab/four-gpus.xml"
+  echo "$output"
+  [[ $output == *"1 rank on 1 node" ]]
+  export SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0
+  export SLURM_CONF=/nowhere PMIX_RANK=0 CUDA_DEVICE_ORDER=PCI_BUS_ID
+  for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank GLOO_SOCKET_IFNAME='=eth0' CUDA_VISIBLE_DEVICES=2 \
+      "$planner" check --format=json --topology "$lab/four-gpus.xml" > "$BATS_TEST_TMPDIR/$rank.json"
+  done
+  run "$planner" doctor "$BATS_TEST_TMPDIR/0.json" "$BATS_TEST_TMPDIR/1.json"
+  echo "$output"
+  [ "$status" -eq 1 ]
+  [[ $output == *"error: "*" ranks 0-1: GLOO_SOCKET_IFNAME==eth0 is in NCCL's syntax"*"[gloo-syntax]"$'\n'"  mend it with: "* ]]
+  [[ $output == *"ranks 0-1: several ranks compute on one GPU"*"GPU 0000:83:00.0, 2 ranks) [gpus-shared]"* ]]
+  cat "$BATS_TEST_TMPDIR"/?.json > "$BATS_TEST_TMPDIR/all"
+  run bash -c "'$planner' doctor --format=json - < '$BATS_TEST_TMPDIR/all'"
+  [[ $output == *'"ranks": 2,'*'"code": "gpus-shared"'* ]]
+}
+
+@test "doctor: files that are none of check" {
+  refused 2 doctor README.md
+  [[ $stderr == "gpu-bind: README.md: no object"* ]]
+  refused 2 doctor /nowhere.json
+  refused 2 doctor - < /dev/null
+  refused 2 doctor --topology README.md
+}
+
 @test "check: in a job step, no line that srun would cut" {
   export SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NODEID=1
   export SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE='2(x2)'
