@@ -33,7 +33,7 @@ po::options_description describe_options() {
   add("exclusive", "the whole node is the job's");
   add("asked", text()->value_name("LIST"),
       "of cpu,mem,gpu: bound by Slurm on the user's request, left alone");
-  add("policy", text()->value_name("POLICY"), "auto, off [auto]");
+  add("policy", text()->value_name("POLICY"), "auto, closest, map:LIST, off [auto]");
   add("visible", text()->value_name("WHICH"), "the GPUs a rank sees: auto, ordered, own [auto]");
   add("cpu", text()->value_name("HOW"), "local, numa, off; local,smt=1 [local]");
   add("mem", text()->value_name("HOW"), "preferred, bind, off [preferred]");

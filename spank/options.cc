@@ -5,12 +5,18 @@ namespace {
 
 constexpr OptionInfo table[option_count] = {
     {"gpu-bind-policy", "GPU_BIND_POLICY", "POLICY",
-     "which GPU each rank gets, and with it its cores, memory and NIC: auto, off; help explains",
-     "auto, off or help",
+     "which GPU each rank gets, and with it its cores, memory and NIC: auto, closest, map:<gpus>, "
+     "off; help explains",
+     "auto, closest, map:<gpus>, off or help",
      "--gpu-bind-policy=POLICY (GPU_BIND_POLICY): which GPU each rank gets\n"
-     "  auto  rank i of a node on GPU i in PCI order, so that rails line up across nodes;\n"
-     "        cores, memory and NIC follow the GPU (the default when binding)\n"
-     "  off   bind nothing, set nothing\n"},
+     "  auto        rank i of a node on GPU i in PCI order, so that rails line up across nodes;\n"
+     "              cores, memory and NIC follow the GPU (the default when binding)\n"
+     "  closest     the job step's cores are split among the ranks in order, and each rank gets\n"
+     "              the GPU nearest to its own; each GPU once before any is taken twice\n"
+     "  map:<gpus>  rank 0 gets the first GPU of the list, rank 1 the second, and so on, over\n"
+     "              again where there are more ranks; for example map:3,2,1,0 or map:0*2,1*2.\n"
+     "              GPUs count from 0 within the job step, in PCI order\n"
+     "  off         bind nothing, set nothing\n"},
     {"gpu-bind-visible", "GPU_BIND_VISIBLE", "WHICH",
      "the GPUs a rank sees: ordered, own, auto; help explains", "ordered, own, auto or help",
      "--gpu-bind-visible=WHICH (GPU_BIND_VISIBLE): the GPUs a rank sees\n"
@@ -20,13 +26,14 @@ constexpr OptionInfo table[option_count] = {
      "  auto     ordered where there is one whole GPU per rank, else own (the default)\n"},
     {"gpu-bind-cpu", "GPU_BIND_CPU", "CPUS",
      "the cores of each rank: local, numa, off, and local,smt=1; help explains",
-     "local, numa, off, local,smt=1, numa,smt=1 or help",
+     "local, numa, off, each of the first two with ,smt=1 or ,smt=all, or help",
      "--gpu-bind-cpu=CPUS (GPU_BIND_CPU): the cores of each rank, always within the job step's\n"
      "  local  a fair share of the cores nearest to the GPU, no two ranks on the same core: by\n"
      "         L3 cache, then NUMA node, then socket (the default)\n"
      "  numa   all allowed cores of the GPU's NUMA node\n"
      "  off    as Slurm left them\n"
-     "  With ,smt=1 only the first hardware thread of each core, as in local,smt=1.\n"},
+     "  With ,smt=1 only the first hardware thread of each core, as in local,smt=1; with\n"
+     "  ,smt=all every one that the job step has (the default).\n"},
     {"gpu-bind-mem", "GPU_BIND_MEM", "MEMORY",
      "the memory of each rank: preferred, bind, off; help explains", "preferred, bind, off or help",
      "--gpu-bind-mem=MEMORY (GPU_BIND_MEM): where each rank's memory comes from\n"
@@ -82,6 +89,22 @@ bool is_list(std::string_view s) {
   return !s.empty();
 }
 
+// "0,1*2,3". Which GPUs there are is the planner's to know.
+bool is_map(std::string_view list) {
+  std::string_view item;
+  if (list.empty() || list.back() == ',') return false;
+  while (next_part(list, ',', item)) {
+    const size_t star = item.find('*');
+    const std::string_view gpu(item.data(), star == std::string_view::npos ? item.size() : star);
+    uint32_t number = 0;
+    if (!parse_number(gpu, 4095, number)) return false;
+    if (star == std::string_view::npos) continue;
+    item.remove_prefix(star + 1);
+    if (!parse_number(item, 1024, number) || number == 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 const OptionInfo& option_info(int id) { return table[id]; }
@@ -92,11 +115,11 @@ bool valid_option(int id, std::string_view value) {
   if (value.empty() || value.size() >= Options::max_value) return false;
   switch (id) {
     case policy:
-      return one_of(value, "auto off");
+      return one_of(value, "auto closest off") || (take(value, "map:") && is_map(value));
     case visible:
       return one_of(value, "ordered own auto");
     case cpu:
-      return one_of(value, "local numa off local,smt=1 numa,smt=1");
+      return one_of(value, "local numa off local,smt=1 numa,smt=1 local,smt=all numa,smt=all");
     case mem:
       return one_of(value, "preferred bind off");
     case nic:

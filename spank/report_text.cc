@@ -88,7 +88,8 @@ std::string rank_line(const Answer& a, size_t i, const std::string& node) {
   out += r.keep_cpus ? ", CPUs left alone" : ", CPUs " + to_list(r.cpus);
   if (r.mem) out += ", memory node " + std::to_string(*r.mem);
   if (!r.nics.empty())
-    out += std::string(", NIC ") + nic_names(a.machine, r.nics) + " (" + name_of(*r.gpu_nic) + ')';
+    out += ", NIC " + nic_names(a.machine, r.nics) +
+           (r.gpu_nic ? std::string(" (") + name_of(*r.gpu_nic) + ')' : "");
   return out;
 }
 

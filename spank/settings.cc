@@ -7,6 +7,8 @@
 namespace trainlaunch {
 namespace {
 
+constexpr int max_step_gpus = 4096;  // their numbers are below this
+
 template <class T>
 struct Word {
   const char* word;
@@ -30,12 +32,44 @@ Status choose(T& target, std::string_view key, std::string_view value, const Wor
 constexpr Word<bool> yes_no[] = {{"yes", true}, {"no", false}};
 constexpr Word<bool> on_off[] = {{"on", true}, {"off", false}};
 
+bool whole_number(std::string_view text, int limit, int& n) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  return !text.empty() && text.front() != '-' && error == std::errc() &&
+         end == text.data() + text.size() && n < limit;
+}
+
+// "0,1*2,3": GPUs of the step for rank after rank, *N for several times.
+Status set_map(Settings& s, std::string_view list) {
+  const auto bad = [&](const std::string& why) {
+    return fail("policy=map:" + std::string(list.substr(0, 80)) + ": " + why, exit_code::usage);
+  };
+  std::vector<int> map;
+  for (std::string_view rest = list;;) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view item = rest.substr(0, comma);
+    const size_t star = std::min(item.find('*'), item.size());
+    int gpu = 0, times = 1;
+    if (!whole_number(item.substr(0, star), max_step_gpus, gpu) ||
+        (star < item.size() &&
+         (!whole_number(item.substr(star + 1), max_local_ranks + 1, times) || times == 0)))
+      return bad("use GPU numbers such as map:0,1*2,3, which count from 0 within the job step");
+    if (map.size() + static_cast<size_t>(times) > max_local_ranks)
+      return bad("longer than the " + std::to_string(max_local_ranks) + " ranks of a node");
+    map.insert(map.end(), static_cast<size_t>(times), gpu);
+    if (comma == rest.size()) break;
+    rest.remove_prefix(comma + 1);
+  }
+  s.policy.gpu = GpuMode::map;
+  s.policy.map = std::move(map);
+  return {};
+}
+
 Status set_policy(Settings& s, std::string_view value) {
-  if (value == "closest" || value.starts_with("map:"))
-    return fail("policy=" + std::string(value.substr(0, 80)) +
-                    ": not available in this version; use one of auto, off",
-                exit_code::usage);
-  constexpr Word<GpuMode> words[] = {{"auto", GpuMode::automatic}, {"off", GpuMode::off}};
+  if (value.starts_with("map:")) return set_map(s, value.substr(4));
+  constexpr Word<GpuMode> words[] = {{"auto", GpuMode::automatic},
+                                     {"closest", GpuMode::closest},
+                                     {"map:LIST", GpuMode::map},
+                                     {"off", GpuMode::off}};
   return choose(s.policy.gpu, "policy", value, words);
 }
 

@@ -96,8 +96,30 @@ struct Deal {
 
 }  // namespace
 
+bool is_unknown(const Machine& m, const Place& place) {
+  return place.numa < 0 && m.numa.size() > 1 && place.cpus == m.cpus;
+}
+
+CoreWish wish_for(const Machine& m, const std::vector<int>& gpus) {
+  CoreWish wish;
+  for (int g : gpus) {
+    const Place& place = m.gpus[static_cast<size_t>(g)].place;
+    if (is_unknown(m, place)) return {};
+    wish.known = true;
+    wish.beside |= place.cpus;
+    wish.numa = place.numa;
+  }
+  std::set<int> packages;
+  for (const Core& c : m.cores)
+    if (std::any_of(c.cpus.begin(), c.cpus.end(),
+                    [&](int cpu) { return wish.beside.test(static_cast<size_t>(cpu)); }))
+      packages.insert(c.package);
+  if (packages.size() == 1) wish.package = *packages.begin();
+  return wish;
+}
+
 int distance(const Core& core, const CoreWish& wish) {
-  if (wish.beside.none()) return 0;
+  if (!wish.known) return 0;
   for (int cpu : core.cpus)
     if (wish.beside.test(static_cast<size_t>(cpu))) return 0;
   if (wish.numa >= 0 && core.numa == wish.numa) return 1;
@@ -141,6 +163,17 @@ std::vector<CoreShare> deal_cores(const Machine& machine, const std::vector<int>
     const auto r = static_cast<size_t>(deal.owner[i]);
     shares[r].cores.push_back(allowed[i]);
     shares[r].distance = std::max(shares[r].distance, deal.distance[r][i]);
+  }
+  return shares;
+}
+
+std::vector<CoreShare> split_cores(const std::vector<int>& allowed, size_t ranks) {
+  std::vector<CoreShare> shares(ranks);
+  const size_t n = allowed.size();
+  for (size_t r = 0; n > 0 && r < ranks; ++r) {
+    const size_t from = r * n / ranks, to = std::max(from + 1, (r + 1) * n / ranks);
+    for (size_t i = from; i < to; ++i) shares[r].cores.push_back(allowed[i]);
+    shares[r].shared = ranks > n;
   }
   return shares;
 }

@@ -21,10 +21,7 @@ uint64_t hash(const std::string& text) { return XXH3_64bits(text.data(), text.si
 std::string everything(const Machine& m, const Plan& plan) {
   std::string text;
   for (const RankPlan& r : plan.ranks) {
-    for (int g : r.gpus) {
-      const Gpu& gpu = m.gpus[static_cast<size_t>(g)];
-      text += to_string(gpu.pci) + '/' + std::to_string(gpu.partition.value_or(-1)) + ' ';
-    }
+    for (int g : r.gpus) text += to_string(m.gpus[static_cast<size_t>(g)]) + ' ';
     for (int n : r.nics) text += to_string(m.nics[static_cast<size_t>(n)]) + ' ';
     text += r.keep_cpus ? "-" : to_list(r.cpus);
     text += ' ' + std::to_string(r.mem.value_or(-1)) + '\n';

@@ -12,20 +12,24 @@ namespace trainlaunch {
 std::vector<std::vector<int>> pair_nics(const Machine& machine, const std::vector<int>& gpus,
                                         const std::vector<NicChoice>& nics);
 
-// GPUs of each rank. `pairs` are pair_nics' answer for `gpus`.
-std::vector<std::vector<int>> deal_gpus(const Machine& machine, int ranks,
-                                        const std::vector<int>& gpus,
-                                        const std::vector<std::vector<int>>& pairs);
-
 // What a rank asks of the cores.
 struct CoreWish {
-  CpuSet beside;     // the CPUs beside its GPUs; none: no preference
-  int numa = -1;     // their memory node
-  int package = -1;  // and package
+  bool known = false;  // false: no preference
+  CpuSet beside;       // the CPUs beside its GPUs
+  int numa = -1;       // their memory node
+  int package = -1;    // and package
 };
+CoreWish wish_for(const Machine& machine, const std::vector<int>& gpus);
+
+// A place beside every CPU of several memory nodes: the machine does not say where it is.
+bool is_unknown(const Machine& machine, const Place& place);
+
+// How far a core is: 0 beside, 1 in the memory node, 2 in the package, 3 across.
+int distance(const Core& core, const CoreWish& wish);
+
 struct CoreShare {
   std::vector<int> cores;  // positions in Machine::cores
-  int distance = 0;        // of the farthest: 0 beside, 1 memory node, 2 package, 3 across
+  int distance = 0;        // of the farthest
   bool shared = false;     // more ranks than cores: others may have it too
 };
 
@@ -33,7 +37,24 @@ struct CoreShare {
 std::vector<CoreShare> deal_cores(const Machine& machine, const std::vector<int>& allowed,
                                   const std::vector<CoreWish>& wishes);
 
-// 0..3, as in CoreShare::distance.
-int distance(const Core& core, const CoreWish& wish);
+// The same in blocks of equal size, wherever they lie.
+std::vector<CoreShare> split_cores(const std::vector<int>& allowed, size_t ranks);
+
+// GPUs of each rank, in order. `pairs` are pair_nics' answer for `gpus`.
+std::vector<std::vector<int>> deal_gpus(const Machine& machine, int ranks,
+                                        const std::vector<int>& gpus,
+                                        const std::vector<std::vector<int>>& pairs);
+
+// GPUs of ranks that have their cores already: nearest, and each GPU once before any is taken
+// twice.
+std::vector<std::vector<int>> closest_gpus(const Machine& machine,
+                                           const std::vector<CoreShare>& ranks,
+                                           const std::vector<int>& gpus,
+                                           const std::vector<std::vector<int>>& pairs);
+
+// All of `gpus`, so ordered that the first of them, however many, use different ports and then
+// different memory nodes.
+std::vector<int> spread_gpus(const Machine& machine, const std::vector<int>& gpus,
+                             const std::vector<std::vector<int>>& pairs);
 
 }  // namespace trainlaunch

@@ -273,7 +273,7 @@ TEST_CASE("what this kernel lacks is reported, not applied") {
 TEST_CASE("every key takes its values and names them when it is given another") {
   const std::pair<const char*, std::vector<const char*>> keys[] = {
       {"bind", {"on-request", "always", "off"}},
-      {"policy", {"auto", "off"}},
+      {"policy", {"auto", "off", "closest", "map:0", "map:3,2*4,0"}},
       {"visible", {"auto", "ordered", "own"}},
       {"cpu", {"local", "numa", "off", "local,smt=1", "numa,smt=all"}},
       {"mem", {"preferred", "bind", "off"}},
@@ -299,8 +299,17 @@ TEST_CASE("every key takes its values and names them when it is given another") 
     }
   }
   Settings s;
-  CHECK(set_option(s, "policy", "closest").error().what.find("not available") != std::string::npos);
-  CHECK(set_option(s, "policy", "map:0,1").error().what.find("auto, off") != std::string::npos);
+  REQUIRE(set_option(s, "policy", "map:3,2*3,0").has_value());
+  CHECK(s.policy.gpu == GpuMode::map);
+  CHECK(s.policy.map == std::vector<int>{3, 2, 2, 2, 0});
+  for (const char* bad : {"map:", "map:,", "map:0,", "map:,0", "map:0,,1", "map:-1", "map:0-3",
+                          "map:0*", "map:*2", "map:0*0", "map:0*1025", "map:4096", "map:0*2*2",
+                          "map:99999999999", "map:0 ", "map:0x1", "map:0*1024,0", "map:LIST"}) {
+    CAPTURE(bad);
+    CHECK(set_option(s, "policy", bad).error().what.starts_with("policy=map:"));
+  }
+  CHECK(set_option(s, "policy", "nearest").error().what ==
+        "policy=nearest: use one of auto, closest, map:LIST, off");
   CHECK(set_option(s, "colour", "x").error().what.find("unknown key 'colour'") !=
         std::string::npos);
   REQUIRE(set_option(s, "cpu", "local,smt=1").has_value());

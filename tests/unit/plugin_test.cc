@@ -272,8 +272,13 @@ TEST_CASE("options take what their help says") {
       CHECK(valid_option(id, v) == valid);
     }
   };
-  all(policy, {"auto", "off"}, true);
-  all(policy, {"", "help", "AUTO", "auto ", "au", "auto,off"}, false);
+  all(policy, {"auto", "closest", "off", "map:0", "map:3,2,1,0", "map:0*2,4095*1024"}, true);
+  all(policy,
+      {"",       "help",   "AUTO",    "auto ",      "au",       "auto,off",  "map",
+       "map:",   "map:,",  "map:0,",  "map:,0",     "map:0,,1", "map:-1",    "map:0-3",
+       "map:0*", "map:*2", "map:0*0", "map:0*1025", "map:4096", "map:0*2*2", "map:99999999999",
+       "map:0 ", "map:0x1"},
+      false);
   all(visible, {"ordered", "own", "auto"}, true);
   all(cpu, {"local", "numa", "off", "local,smt=1"}, true);
   all(cpu, {"local,smt=", "off,smt=1", "smt=1", "local,"}, false);
@@ -299,7 +304,7 @@ TEST_CASE("a wrong option is kept out, and its refusal is one printable line") {
   CHECK_FALSE(o.has(cpu));
   CHECK(o.any());
   CHECK(refusal(policy, false, "bogus").view() ==
-        "--gpu-bind-policy=bogus: no such value; use auto, off or help");
+        "--gpu-bind-policy=bogus: no such value; use auto, closest, map:<gpus>, off or help");
   const Reason r = refusal(strict, true, "\x1b" + std::string(5000, 'x'));
   CHECK(starts_with(r.view(), "GPU_BIND_STRICT=?xxx"));
   CHECK(all_printable(r.view()));
