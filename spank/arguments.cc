@@ -24,7 +24,7 @@ po::options_description describe_options() {
   auto add = d.add_options();
   add("topology", text()->value_name("FILE"),
       "plan for the machine in FILE (hwloc XML) [this machine]");
-  add("format", text()->value_name("FORM"), "text, json, wire [text]");
+  add("format", text()->value_name("FORM"), "text, json, svg (a picture), wire [text]");
   add("ranks", text()->value_name("N"), "ranks on this node [one per GPU]");
   add("gpus", text()->value_name("LIST"), "the job step's GPUs, numbered in PCI order [all]");
   add("devices", text()->value_name("LIST"),
@@ -108,9 +108,9 @@ Status take_format(Arguments& a, const std::string& value) {
   else if (value == "wire")
     a.format = Format::wire;
   else if (value == "svg")
-    return fail("svg is not available in this version; use text, json or wire");
+    a.format = Format::svg;
   else
-    return fail("'" + value.substr(0, 80) + "': use text, json or wire");
+    return fail("'" + value.substr(0, 80) + "': use text, json, svg or wire");
   return {};
 }
 
@@ -263,8 +263,10 @@ Result<Arguments> parse_arguments(int argc, char** argv, const po::options_descr
                     " takes options only; see gpu-bind --help",
                 exit_code::usage);
   if (auto s = take(a, vm); !s) return fail(s.error().what, exit_code::usage);
-  if (a.format == Format::wire && a.command != "plan")
-    return fail("--format: " + a.command + " has text and json", exit_code::usage);
+  const bool drawn = a.command == "plan" || a.command == "show";
+  if ((a.format == Format::wire && a.command != "plan") || (a.format == Format::svg && !drawn))
+    return fail("--format: " + a.command + " has text" + (drawn ? ", json and svg" : " and json"),
+                exit_code::usage);
   if (!a.plan.empty() && a.command != "check")
     return fail("--plan: only check compares with a plan", exit_code::usage);
   return a;

@@ -9,7 +9,7 @@
 
 namespace trainlaunch {
 
-enum class Format : uint8_t { text, json, wire };
+enum class Format : uint8_t { text, json, svg, wire };
 
 struct Arguments {
   std::string command;

@@ -3,9 +3,19 @@
 #include <iostream>
 
 #include "fit.h"
+#include "picture.h"
 #include "report.h"
 
 namespace trainlaunch {
+namespace {
+
+Status print(Result<std::string> text) {
+  if (!text) return forward(text);
+  std::cout << *text;
+  return {};
+}
+
+}  // namespace
 
 Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings) {
   if (!a.topology.empty()) return load_file(a.topology);
@@ -50,9 +60,9 @@ Status print_machine(const Arguments& a) {
   auto nics = choose_nics(*machine, gpus, a.settings.policy);
   if (!nics) return forward(nics);
   for (const Warning& w : warnings) std::cerr << "gpu-bind: " << w.message << '\n';
-  std::cout << (a.format == Format::json ? machine_json(*machine, *nics)
-                                         : machine_text(*machine, *nics));
-  return {};
+  return print(a.format == Format::svg    ? machine_svg(*machine, *nics)
+               : a.format == Format::json ? machine_json(*machine, *nics)
+                                          : machine_text(*machine, *nics));
 }
 
 Status print_plan(const Arguments& a) {
@@ -76,14 +86,10 @@ Status print_plan(const Arguments& a) {
     fit_to_kernel(*made);
 
   const Answer answer{*machine, *made, env};
-  if (a.format == Format::wire) {
-    auto text = plan_wire(answer, a.settings.report, a.node);
-    if (!text) return forward(text);
-    std::cout << *text;
-  } else {
-    std::cout << (a.format == Format::json ? plan_json(answer) : plan_text(answer));
-  }
-  return {};
+  return print(a.format == Format::wire   ? plan_wire(answer, a.settings.report, a.node)
+               : a.format == Format::svg  ? plan_svg(answer)
+               : a.format == Format::json ? plan_json(answer)
+                                          : plan_text(answer));
 }
 
 }  // namespace trainlaunch

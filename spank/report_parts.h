@@ -1,7 +1,9 @@
-// Shared by the writers behind report.h.
+// Shared by the writers behind report.h and picture.h.
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "report.h"
 
@@ -15,5 +17,13 @@ std::string source_of(const Variable& variable);  // "site: for efa"
 std::string gpu_names(const Machine& machine,
                       const std::vector<int>& gpus);  // "GPU 0 0000:06:00.0"
 std::string nic_names(const Machine& machine, const std::vector<int>& nics);  // "mlx5_0:1,mlx5_1:1"
+std::string rate_name(const Nic& nic);                                        // "400 Gb/s", or ""
+// "8 GPUs, 10 ports", and what else there is
+std::string machine_counts(const Machine& machine);
+
+// Names come from files: without control characters, a question mark for each byte beyond ASCII.
+// One byte is one column on every terminal then.
+std::string plain(std::string_view words);
+std::vector<std::string> split_words(std::string_view text);  // between blanks
 
 }  // namespace trainlaunch

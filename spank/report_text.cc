@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "report.h"
 #include "report_parts.h"
@@ -36,17 +35,8 @@ class Table {
 std::string or_dash(std::string s) { return s.empty() ? "-" : s; }
 std::string node_name(int node) { return node < 0 ? "-" : std::to_string(node); }
 
-std::string pci_of(const Gpu& g) {
-  return to_string(g.pci) + (g.partition ? '/' + std::to_string(*g.partition) : "");
-}
-
 std::string headline(const Machine& m) {
-  const auto count = [](size_t n, const char* what) {
-    return std::to_string(n) + ' ' + what + (n == 1 ? "" : "s");
-  };
-  return (m.file.empty() ? "this machine" : m.file) + ": " + count(m.cpus.count(), "CPU") + ", " +
-         count(m.cores.size(), "core") + ", " + count(m.numa.size(), "memory node") + ", " +
-         count(m.gpus.size(), "GPU") + ", " + count(m.nics.size(), "port") + '\n';
+  return (m.file.empty() ? "this machine" : plain(m.file)) + ": " + machine_counts(m) + '\n';
 }
 
 std::string nic_table(const Machine& m, const std::vector<NicChoice>& choice) {
@@ -55,30 +45,12 @@ std::string nic_table(const Machine& m, const std::vector<NicChoice>& choice) {
   for (size_t i = 0; i < m.nics.size(); ++i) {
     const Nic& n = m.nics[i];
     t.row({to_string(n), to_string(n.pci), node_name(n.place.numa), name_of(n.link_layer),
-           n.rate_gbps > 0 ? std::to_string(std::lround(n.rate_gbps)) + " Gb/s" : "-",
-           choice[i].used ? "yes" : "no: " + choice[i].why});
+           or_dash(rate_name(n)), choice[i].used ? "yes" : "no: " + choice[i].why});
   }
   return '\n' + t.text();
 }
 
 }  // namespace
-
-std::string source_of(const Variable& v) { return name_of(v.source) + (": " + v.why); }
-
-std::string gpu_names(const Machine& m, const std::vector<int>& gpus) {
-  std::string out;
-  for (int g : gpus) {
-    const Gpu& gpu = m.gpus[static_cast<size_t>(g)];
-    out += (out.empty() ? "GPU " : ", GPU ") + std::to_string(gpu.index) + ' ' + pci_of(gpu);
-  }
-  return out;
-}
-
-std::string nic_names(const Machine& m, const std::vector<int>& nics) {
-  std::string out;
-  for (int n : nics) out += (out.empty() ? "" : ",") + to_string(m.nics[static_cast<size_t>(n)]);
-  return out;
-}
 
 std::string rank_line(const Answer& a, size_t i, const std::string& node) {
   const RankPlan& r = a.plan.ranks[i];
@@ -113,7 +85,7 @@ std::string machine_text(const Machine& m, const std::vector<NicChoice>& nics) {
     for (const Nic& n : m.nics) head.push_back(to_string(n));
     Table gpus(head);
     for (const Gpu& g : m.gpus) {
-      std::vector<std::string> row{std::to_string(g.index), pci_of(g), name_of(g.vendor),
+      std::vector<std::string> row{std::to_string(g.index), to_string(g), name_of(g.vendor),
                                    node_name(g.place.numa), to_list(g.place.cpus)};
       for (const Near& n : m.near[static_cast<size_t>(g.index)]) row.emplace_back(name_of(n.level));
       gpus.row(std::move(row));

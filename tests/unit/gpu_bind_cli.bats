@@ -61,8 +61,7 @@ refused() {
   refused 2 plan --cores=3-1
   refused 2 plan --asked=disk
   refused 2 plan --devices='a;b'
-  refused 2 plan --format=svg
-  [[ $stderr == *"not available"* ]]
+  refused 2 plan --format=png
   refused 2 plan --policy=map:1,0
   [[ $stderr == *"use one of auto, off"* ]]
   refused 2 plan --policy
@@ -95,7 +94,7 @@ refused() {
   [[ $output == "error --policy=closest: not available"* ]]
   run "$planner" show --format=wire
   [ "$status" -eq 2 ]
-  [ "$output" = "error --format: show has text and json" ]
+  [ "$output" = "error --format: show has text, json and svg" ]
 }
 
 @test "a plan for a machine in a file" {
@@ -111,6 +110,26 @@ refused() {
   [[ $output == *$'\nrank 1\ncpus 1\nmems preferred 1\n'* ]]
   [[ $output == *"gpu-bind: n1 rank 1 (local): GPU 1 0000:83:00.0, CPUs 1, memory node 1, NIC mlx5_1:1 (PIX)"* ]]
   [ "${lines[-1]}" = end ]
+}
+
+@test "pictures are well-formed XML of shapes and words, for every machine there is a file of" {
+  command -v python3 > /dev/null || skip "python3 is not installed"
+  shared=${TL_SHARED:-../shared}/topologies
+  files=("$lab"/*.xml tests/data/*.xml)
+  if [ -d "$shared" ]; then files+=("$shared"/hwloc/*.xml "$shared"/nccl-as-hwloc/*.xml); fi
+  for file in "${files[@]}"; do
+    for command in plan show; do
+      "$planner" "$command" --topology "$file" --format=svg > "$BATS_TEST_TMPDIR/picture.svg"
+      python3 - "$BATS_TEST_TMPDIR/picture.svg" "$file" << 'END'
+import os, sys
+import xml.etree.ElementTree as xml
+root = xml.parse(sys.argv[1]).getroot()
+kinds = {e.tag.removeprefix("{http://www.w3.org/2000/svg}") for e in root.iter()}
+assert kinds <= {"svg", "title", "rect", "g", "path", "text", "circle"}, kinds
+assert any(os.path.basename(sys.argv[2])[:40] in (e.text or "") for e in root.iter()), "no file name"
+END
+    done
+  done
 }
 
 @test "Slurm's words go with their GPUs, in whatever order it lists them" {
