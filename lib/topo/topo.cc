@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "topo/hwloc_machine.h"
+#include "topo/nccl_machine.h"
+#include "topo/topo_m.h"
 
 extern char** environ;
 
@@ -94,7 +96,11 @@ Result<Machine> load_file(const std::string& path) {
   struct stat st {};
   std::string text;
   std::string why;
-  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+  if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+    close(fd);
+    return machine_from_sysfs(path);
+  }
+  if (!S_ISREG(st.st_mode)) {
     why = "not a regular file";
   } else if (st.st_size > max_file) {
     why = "too large for a topology file (the limit is 32 MiB)";
@@ -115,10 +121,24 @@ Result<Machine> load_file(const std::string& path) {
 }
 
 Result<Machine> load_text(const std::string& text, const std::string& name) {
+  const auto starts = [&](std::string_view magic) { return text.starts_with(magic); };
+  if (starts("BZh") || starts("\x1f\x8b") ||
+      starts("\xfd"
+             "7zXZ") ||
+      starts("\x28\xb5\x2f\xfd"))
+    return fail(name + ": compressed; unpack it, and name the file or folder that comes out",
+                exit_code::usage);
   if (text.find('\0') != std::string::npos)
     return fail(name + ": not a text file", exit_code::usage);
-  if (text.find("<topology") != std::string::npos) return machine_from_hwloc_xml(text, name);
-  return fail(name + ": not a topology file; known are: hwloc XML (lstopo --of xml)",
+  const auto has = [&](std::string_view word) { return text.find(word) != std::string::npos; };
+  if (has("<topology")) return machine_from_hwloc_xml(text, name);
+  if (has("<system")) return machine_from_nccl_xml(text, name);
+  if (is_topo_m(text)) return machine_from_topo_m(text, name);
+  if (is_showtoponuma(text)) return machine_from_showtoponuma(text, name);
+  return fail(name +
+                  ": not a topology file; known are: hwloc XML (lstopo --of xml), NCCL's and "
+                  "RCCL's XML (NCCL_TOPO_DUMP_FILE), what nvidia-smi topo -m prints, and folders "
+                  "of hwloc-gather-topology",
               exit_code::usage);
 }
 

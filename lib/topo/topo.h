@@ -75,15 +75,15 @@ const char* name_of(LinkLayer layer);
 // One port of a fabric NIC.
 struct Nic {
   std::string name;   // "mlx5_0"; for Slingshot the network device, "hsi0"
-  bool named = true;  // false: the source does not say, `name` is the PCI function
+  bool named = true;  // false: the source does not say; `name` only tells it apart
   int port = 1;
   PciId pci;
   uint16_t vendor = 0, device = 0;  // PCI numbers; 0: unknown
   LinkLayer link_layer = LinkLayer::unknown;
-  double rate_gbps = 0;       // 0: unknown
-  bool active = true;         // port state ACTIVE, or no state known
-  bool verbs = true;          // an InfiniBand verbs device that NCCL and UCX open by name and port
-  std::optional<bool> opens;  // whether this process may open its /dev/infiniband/uverbsN
+  double rate_gbps = 0;           // 0: unknown
+  bool active = true;             // port state ACTIVE, or no state known
+  bool verbs = true;              // a verbs device that NCCL and UCX open by this name and port
+  std::optional<bool> opens;      // whether this process may open its /dev/infiniband/uverbsN
   bool virtual_function = false;  // of a physical function that this machine has too
   std::vector<std::string> nets;  // its network devices, "ib0"
   Place place;
@@ -118,10 +118,11 @@ struct Near {
 };
 
 struct Machine {
-  std::string kind;  // "live", "hwloc-xml", "nccl-xml", "topo-m", "sysfs"
+  std::string kind;  // "live", "hwloc-xml", "nccl-xml", "topo-m", "showtoponuma", "sysfs"
   std::string file;  // where it was read from; empty: this machine
-  // True: the source has no PCI functions (topo-m). GPU i is then fffffff0:XX:00.0 and port j
-  // fffffff1:XX:00.0, XX being i or j in the order of the text: stable, and never a real device's.
+  // True: the source has no PCI functions (topo-m, showtoponuma). GPU i is then fffffff0:XX:00.0
+  // and port j fffffff1:XX:00.0, XX being i or j in the order of the text: stable, and never a real
+  // device's.
   bool made_up_ids = false;
   CpuSet cpus;     // all that exist
   CpuSet allowed;  // those that this process, or the one that wrote the file, may use
@@ -140,8 +141,10 @@ struct Machine {
 // The machine this process runs on, all of it: what a cgroup forbids is there, but not `allowed`.
 Result<Machine> load_live();
 
-// A file in any known form, found from its content: hwloc XML, versions 1 and 2. A file that cannot
-// be read, or says nothing useful, is an error with exit_code::usage.
+// A file in any known form, found from its content: hwloc XML, versions 1 and 2; NCCL's and RCCL's
+// topology XML; what nvidia-smi topo -m (-mp) or rocm-smi --showtoponuma prints. Or a folder with
+// the /sys and /proc of a machine, as hwloc-gather-topology makes. What cannot be read, or says
+// nothing useful, is an error with exit_code::usage, in one line.
 Result<Machine> load_file(const std::string& path);
 Result<Machine> load_text(const std::string& text, const std::string& name);
 
