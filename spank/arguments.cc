@@ -23,7 +23,8 @@ po::options_description describe_options() {
   const auto text = [] { return po::value<std::string>(); };
   auto add = d.add_options();
   add("topology", text()->value_name("FILE"),
-      "plan for the machine in FILE (hwloc XML) [this machine]");
+      "plan for the machine in FILE: hwloc or NCCL XML, `nvidia-smi topo -m`, a copied /sys "
+      "[this machine]");
   add("format", text()->value_name("FORM"), "text, json, svg (a picture), wire [text]");
   add("ranks", text()->value_name("N"), "ranks on this node [one per GPU]");
   add("gpus", text()->value_name("LIST"), "the job step's GPUs, numbered in PCI order [all]");

@@ -17,7 +17,9 @@ Status print(Result<std::string> text) {
 
 }  // namespace
 
-Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings) {
+namespace {
+
+Result<Machine> find_source(const Arguments& a, std::vector<Warning>& warnings) {
   if (!a.topology.empty()) return load_file(a.topology);
   if (a.settings.topology.empty()) return load_live();
   auto file = load_file(a.settings.topology);
@@ -30,6 +32,14 @@ Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings)
                           to_list(live->cpus) + ": the file is not used",
                       "make the file on a node of this kind: lstopo --of xml", false});
   return live;
+}
+
+}  // namespace
+
+Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings) {
+  auto machine = find_source(a, warnings);
+  if (machine) warnings.insert(warnings.end(), machine->warnings.begin(), machine->warnings.end());
+  return machine;
 }
 
 Environment environment_of(const Arguments& a, const Machine& machine, const Plan& plan) {
