@@ -318,7 +318,17 @@ void add_run_options(OptionTable& t, RunConfig& c) {
          "MiB of gradients reduced together");
   t.group("[checkpoint]");
   t.whole("checkpoint.every", &c.checkpoint.every, 0, any, "steps; 0: at the end only");
-  t.whole("checkpoint.keep", &c.checkpoint.keep, 1, any_int, "the newest ones are kept");
+  t.whole("checkpoint.keep", &c.checkpoint.keep, 0, any_int,
+          "the newest ones are kept, two at least; 0: all");
+  t.whole("checkpoint.keep-every", &c.checkpoint.keep_every, 0, any,
+          "steps: multiples of it are kept for good; 0: none");
+  t.choice<OnSaveError>("checkpoint.on-error", &c.checkpoint.on_error,
+                        {{"continue", OnSaveError::go_on}, {"abort", OnSaveError::abort}},
+                        "what a checkpoint that cannot be written does to the run");
+  t.choice<bool>("checkpoint.verify", &c.checkpoint.verify, {{"yes", true}, {"no", false}},
+                 "read each one back; what was not is never removed");
+  t.whole("checkpoint.writers", &c.checkpoint.writers, 0, any_int,
+          "ranks of a node that write at a time; 0: all");
 }
 
 }  // namespace trainlaunch

@@ -9,19 +9,34 @@
 //       bytes between them are tensors ".pad@<position>", U8, because the format allows no holes.
 //   MANIFEST.json
 //       One object. "digest", which comes first, is the XXH3-128 of all bytes after the comma that
-//       follows it; "format" is 1; "state"; "files": name, bytes and XXH3-128 of each; "tensors":
+//       follows it; "format" is 2; "state", with the digest of its options; "files": name, bytes,
+//       and the XXH3-128 of every chunk of "chunk" bytes, so of every byte there is; "tensors":
 //       name -> elements; "runs": [tensor, slot, offset, length, file index, position in the file].
+//   VERIFIED
+//       Says that all of it has been read back once since: the digest of the manifest.
 //
-// It is written as RUN/.step-<S>.<random>.tmp and renamed after everything in it is on disk,
-// without replacing; then RUN is synced. Ranges cover each tensor and slot exactly once, so any
-// number of ranks can read what any other number wrote. Loading runs no code and trusts no size.
+// Ranges cover each tensor and slot exactly once, so any number of ranks can read what any other
+// number wrote. Loading runs no code, trusts no size and follows no link.
 //
-// The order of a save, and what a crash between its parts leaves behind:
+// A save, on every rank: the pieces are copied into a buffer that has the form of the file, and
+// training goes on. The rest happens in a thread of its own. Ranks agree over the control channel,
+// never by looking at a file system; between any two lines a crash leaves what the right side says.
+//   space and inodes are enough; rank 0 makes RUN/.step-<S>.<random>.tmp
 //   each rank: create, write, fsync, close its shard     a temporary directory, removed at the
 //   all ranks: vote                                       next start
 //   rank 0: write and fsync the manifest, fsync the temporary directory
-//   rank 0: rename                                        the old or the new state of RUN
-//   rank 0: fsync RUN                                     the checkpoint
+//   rank 0: is the run directory still ours? rename       the old or the new state of RUN
+//   rank 0: fsync RUN                                     the checkpoint is durable
+//   each rank: read its shard back; rank 0: VERIFIED      as before
+//   rank 0: remove what is no longer kept                 trash, removed at the next start
+// What failed once, an fsync above all, is not tried again: the save has failed, and its files go.
+//
+// Who owns RUN: rank 0 holds a lock on RUN/run.lock, in which it says who it is. Where locks do not
+// reach (they may end at a node, or not exist), a number does: each start renames the file
+// RUN/.attempt-<N>.<k> to RUN/.attempt-<N+1>.0, and moves temporary directories away. Before it
+// commits or removes anything an attempt renames its own from k to k + 1; the attempt that cannot
+// has been succeeded, and writes nothing more. A file server answers a rename itself, not from a
+// cache.
 #pragma once
 
 #include <cstdint>
@@ -38,11 +53,18 @@
 
 namespace trainlaunch {
 
+// What watches over the steps.
+struct Guard {
+  uint64_t skipped = 0;  // steps in a row whose gradient was not finite
+  bool operator==(const Guard&) const = default;
+};
+
 // Everything that is no tensor.
 struct State {
   uint64_t step = 0;     // optimizer steps done
   uint64_t samples = 0;  // the data position
   uint64_t updates = 0;  // Adam's own count
+  Guard guard;
   std::string data_digest;
   std::map<std::string, std::string> config;  // the options of the run, "section.key" -> value
 };
@@ -50,11 +72,22 @@ struct State {
 // Elements of each tensor that a checkpoint must cover, for every slot.
 using TensorSizes = std::map<std::string, int64_t>;
 
-struct Committed {
+struct SaveOptions {
+  int keep = 3;            // the newest verified ones; 0: all. The newest two stay whatever it says
+  int64_t keep_every = 0;  // steps: multiples of it are kept for good; 0: none
+  int writers = 8;         // ranks of a node that write at a time; 0: all
+  bool verify = true;      // read each checkpoint back; one that was not is never removed
+};
+
+// How a save ended. The same on every rank, but for the times and a lost channel.
+struct Outcome {
   uint64_t step = 0;
+  Status status;  // durable, or why there is no such checkpoint; what was there before is intact
+  bool succeeded_by_another = false;  // the run directory belongs to another job now
   std::string path;
-  uint64_t bytes = 0;          // of all ranks
-  Seconds stall{0}, write{0};  // training stood still; until durable
+  uint64_t bytes = 0;  // of all ranks
+  Seconds stall{0};    // training stood still
+  Seconds write{0};    // from then until durable
 };
 
 // How long the ranks wait for each other's storage before a save or a load has failed.
@@ -63,25 +96,33 @@ inline constexpr Seconds storage_timeout{1800};
 class Writer {
  public:
   // Collective. `run` is created (0700) if it is not there; a symbolic link is refused, and so is
-  // a directory that another Writer has: rank 0 locks it for as long as this one lives. Temporary
-  // directories that earlier attempts left behind are removed.
-  static Result<std::unique_ptr<Writer>> open(const std::string& run, Control& control);
+  // a directory that another job's Writer has. What earlier attempts left behind is removed.
+  static Result<std::unique_ptr<Writer>> open(const std::string& run, const SaveOptions& options,
+                                              Control& control);
+  // Waits for a save in progress.
   virtual ~Writer() = default;
 
-  // What opening could not do and training can do without: one line each, on rank 0.
-  virtual const std::vector<std::string>& warnings() const = 0;
-  // Collective. Returns when the pieces may change again. An error means that this save did not
-  // happen, on no rank; what was committed before is intact, and the temporary files are gone.
-  virtual Status save(std::span<const Piece> owned, const TensorSizes& tensors, const State& state,
-                      Device& device, Stream& stream) = 0;
-  // The result of the last save, once, when it is known.
-  virtual std::optional<Result<Committed>> poll() = 0;
-  // Waits for a save in progress, then keeps the newest `keep` checkpoints (0: all). Rank 0 acts.
-  virtual Status retain(int keep) = 0;
+  // Takes the memory for copies of these pieces, once; its bytes.
+  virtual Result<uint64_t> reserve(std::span<const Piece> owned) = 0;
+  // Collective: every rank calls it at the same step. Waits for the save before it, copies the
+  // pieces and returns; work enqueued on the stream from now on may change them. `hurry`:
+  // the process has little time left, so the checkpoint is not read back.
+  virtual void save(std::span<const Piece> owned, const TensorSizes& tensors, const State& state,
+                    bool hurry, Device& device, Stream& stream) = 0;
+  // Outcomes of saves, each once, in order. Never blocks.
+  virtual std::optional<Outcome> poll() = 0;
+  // What has gone wrong that training and checkpoints can do without: one line each, once, on
+  // rank 0.
+  virtual std::vector<std::string> warnings() = 0;
+  // Until no save is in progress.
+  virtual void wait() = 0;
+
   // The run goes on from `step`: later checkpoints are renamed to "<name>.aside", or
   // "<name>.aside.<n>" where that is taken, since their names will be needed again. Rank 0 acts,
   // and is told which, newest first.
   virtual Result<std::vector<std::string>> set_aside_after(uint64_t step) = 0;
+  // All ranks have verified this checkpoint, as Reader::agree does. Rank 0 acts.
+  virtual Status mark_verified(uint64_t step, const std::string& digest) = 0;
 };
 
 // Committed steps in a run directory, oldest first, by name only. No directory: none.
@@ -93,7 +134,7 @@ class Reader {
 
   // One rank: opens and checks a checkpoint's manifest. `step` empty: the newest.
   static Result<std::unique_ptr<Reader>> open(const std::string& run, std::optional<uint64_t> step);
-  // All ranks: rank 0 proposes a step; the ranks share out its files, verify them and vote. One
+  // All ranks: rank 0 proposes a step; the ranks share out its bytes, verify them and vote. One
   // that fails is passed over for the next older. With `step` only that one will do. Checkpoints
   // of which none can be used are an error (exit hopeless): training would begin anew unasked.
   static Result<Agreed> agree(const std::string& run, std::optional<uint64_t> step,

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -25,6 +24,21 @@ std::string plain(const std::string& path) {
   std::filesystem::path p = std::filesystem::path(path).lexically_normal();
   if (!p.has_filename()) p = p.parent_path();
   return p.empty() ? "." : p.string();
+}
+
+// Only so that two attempts never share a name; a short read would do no harm.
+std::string random_hex() {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(getpid());
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random));
+  return text;
+}
+
+// On NFS a handle can be stale once, when another client has replaced what a name meant.
+int open_fresh(int dir, const char* name, int flags) {
+  const int fd = openat(dir, name, flags);
+  return fd < 0 && errno == ESTALE ? openat(dir, name, flags) : fd;
 }
 
 constexpr int directory_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
@@ -64,17 +78,16 @@ std::optional<uint64_t> step_of(std::string_view name) {
 }
 
 std::string temporary_name(uint64_t step) {
-  uint64_t random = 0;
-  // Only so that two attempts never share a name; a short read would do no harm.
-  if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(getpid());
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random));
-  return "." + checkpoint_name(step) + "." + text + ".tmp";
+  return "." + checkpoint_name(step) + "." + random_hex() + ".tmp";
 }
+
+std::string trash_name() { return ".trash." + random_hex(); }
 
 bool is_temporary(std::string_view name) {
   return name.starts_with(".step-") && name.ends_with(".tmp");
 }
+
+bool is_trash(std::string_view name) { return name.starts_with(".trash."); }
 
 Result<Directory> Directory::open(const std::string& path, bool* missing) {
   const std::string name = plain(path);
@@ -100,7 +113,7 @@ Result<Directory> Directory::open_or_make(const std::string& path) {
 }
 
 Result<Directory> Directory::enter(const std::string& name) const {
-  Fd fd(openat(fd_.get(), name.c_str(), directory_flags));
+  Fd fd(open_fresh(fd_.get(), name.c_str(), directory_flags));
   if (!fd) return fail_errno("cannot open the directory " + path_of(name));
   return Directory(std::move(fd), path_of(name));
 }
@@ -137,15 +150,56 @@ Result<Fd> Directory::create(const std::string& name) const {
   return fd;
 }
 
+Result<Fd> Directory::open_or_create(const std::string& name) const {
+  Fd fd(openat(fd_.get(), name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
+               0600));
+  if (!fd) return fail_errno("cannot open " + path_of(name));
+  return fd;
+}
+
 Result<Directory::Opened> Directory::read(const std::string& name) const {
   Opened opened{
-      Fd(openat(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
+      Fd(open_fresh(fd_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
   if (!opened.fd) return fail_errno("cannot open " + path_of(name));
   struct stat st;
   if (fstat(opened.fd.get(), &st) != 0) return fail_errno("cannot open " + path_of(name));
   if (!S_ISREG(st.st_mode)) return fail(path_of(name) + " is not a regular file");
   opened.bytes = static_cast<uint64_t>(st.st_size);
   return opened;
+}
+
+Result<std::string> Directory::read_text(const std::string& name, uint64_t limit) const {
+  auto file = read(name);
+  if (!file) return forward(file);
+  if (file->bytes > limit) return fail(path_of(name) + " is too large");
+  std::string text(file->bytes, '\0');
+  if (auto s =
+          read_fully(file->fd.get(), text.data(), text.size(), 0, "cannot read " + path_of(name));
+      !s)
+    return forward(s);
+  return text;
+}
+
+Status Directory::write_new(const std::string& name, std::string_view text) const {
+  const std::string what = "cannot write " + path_of(name);
+  auto file = create(name);
+  if (!file) return forward(file);
+  if (auto s = write_fully(file->get(), text.data(), text.size(), what); !s) return s;
+  if (fsync(file->get()) != 0) return fail_errno(what);
+  return file->close(what);
+}
+
+Status Directory::write_over(const std::string& name, std::string_view text) const {
+  const std::string scratch = "." + name + ".tmp";
+  if (unlinkat(fd_.get(), scratch.c_str(), 0) != 0 && errno != ENOENT)
+    return fail_errno("cannot remove " + path_of(scratch));
+  if (auto s = write_new(scratch, text); !s) return s;
+  if (auto s = rename_over(scratch, name); !s) return s;
+  return sync();
+}
+
+bool Directory::has(const std::string& name) const {
+  return faccessat(fd_.get(), name.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 Status Directory::rename_new(const std::string& from, const std::string& to, bool* taken) const {
@@ -163,14 +217,35 @@ Status Directory::rename_new(const std::string& from, const std::string& to, boo
   return {};
 }
 
-Status Directory::remove(const std::string& name) const {
+Status Directory::rename_over(const std::string& from, const std::string& to, bool* missing) const {
+  const int done = renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str());
+  if (missing) *missing = done != 0 && (errno == ENOENT || errno == ESTALE);
+  if (done != 0) return fail_errno("cannot rename " + path_of(from) + " to " + to);
+  return {};
+}
+
+Status Directory::remove_file(const std::string& name) const {
+  if (unlinkat(fd_.get(), name.c_str(), 0) != 0 && errno != ENOENT)
+    return fail_errno("cannot remove " + path_of(name));
+  return {};
+}
+
+Status Directory::remove(const std::string& name, const std::string& first) const {
+  if (is_trash(name)) return empty(name, first);
+  const std::string trash = trash_name();
+  if (auto s = rename_new(name, trash); !s) return s;
+  if (auto s = sync(); !s) return s;
+  return empty(trash, first);
+}
+
+Status Directory::empty(const std::string& name, const std::string& first) const {
   auto inside = enter(name);
   if (!inside) return forward(inside);
   auto all = inside->names();
   if (!all) return forward(all);
+  if (auto s = inside->remove_file(first); !s) return s;
   for (const std::string& file : *all)
-    if (unlinkat(inside->fd_.get(), file.c_str(), 0) != 0 && errno != ENOENT)
-      return fail_errno("cannot remove " + inside->path_of(file));
+    if (auto s = inside->remove_file(file); !s) return s;
   if (unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) != 0)
     return fail_errno("cannot remove " + path_of(name));
   return {};
@@ -181,14 +256,19 @@ Status Directory::sync() const {
   return {};
 }
 
-bool Directory::lock() const {
-  return flock(fd_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
-}
-
-Result<uint64_t> Directory::free_bytes() const {
+Result<Directory::Space> Directory::space() const {
   struct statvfs fs;
   if (fstatvfs(fd_.get(), &fs) != 0) return fail_errno("cannot ask for free space in " + path_);
-  return uint64_t{fs.f_bavail} * fs.f_frsize;
+  const bool counted = fs.f_files > 0;
+  return Space{uint64_t{fs.f_bavail} * fs.f_frsize, counted ? uint64_t{fs.f_favail} : UINT64_MAX};
+}
+
+Status preallocate(int fd, uint64_t bytes, const std::string& what) {
+  int done = 0;
+  do done = fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  while (done != 0 && errno == EINTR);
+  if (done != 0 && errno != EOPNOTSUPP && errno != ENOSYS) return fail_errno(what);
+  return {};
 }
 
 }  // namespace trainlaunch

@@ -16,9 +16,12 @@ namespace trainlaunch {
 std::string checkpoint_name(uint64_t step);
 std::optional<uint64_t> step_of(std::string_view name);
 
-// Names that a save or a removal in progress uses: ".step-<S>.<random>.tmp".
+// Names that a save in progress uses, ".step-<S>.<random>.tmp", and a removal,
+// ".trash.<random>".
 std::string temporary_name(uint64_t step);
+std::string trash_name();
 bool is_temporary(std::string_view name);
+bool is_trash(std::string_view name);
 
 class Directory {
  public:
@@ -31,29 +34,46 @@ class Directory {
   const std::string& path() const { return path_; }
   std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }
 
-  Result<std::vector<std::string>> names() const;    // without "." and ".."
-  Status make(const std::string& name) const;        // 0700; must not be there
-  Result<Fd> create(const std::string& name) const;  // 0600, for writing; must not be there
+  Result<std::vector<std::string>> names() const;            // without "." and ".."
+  Status make(const std::string& name) const;                // 0700; must not be there
+  Result<Fd> create(const std::string& name) const;          // 0600, for writing; must not be there
+  Result<Fd> open_or_create(const std::string& name) const;  // 0600, for reading and writing
   struct Opened {
     Fd fd;
     uint64_t bytes = 0;
   };
   Result<Opened> read(const std::string& name) const;  // a regular file
+  Result<std::string> read_text(const std::string& name, uint64_t limit) const;
+  // A new file with this text, synced and closed.
+  Status write_new(const std::string& name, std::string_view text) const;
+  // The same for a file that may be there: after a crash it has the old or the new text.
+  Status write_over(const std::string& name, std::string_view text) const;
+  bool has(const std::string& name) const;
 
   // Never replaces: `taken`, when given, tells this error apart from the others.
   Status rename_new(const std::string& from, const std::string& to, bool* taken = nullptr) const;
-  Status remove(const std::string& name) const;  // a directory of files
+  // Files. `missing`, when given, tells the error that there is no `from` apart from the others.
+  Status rename_over(const std::string& from, const std::string& to, bool* missing = nullptr) const;
+  Status remove_file(const std::string& name) const;
+  // A directory of files, of which `first` goes first. It gets a trash name before, which is on
+  // disk before anything in it goes: what is removed by half is never taken for something whole,
+  // and whoever still wants to rename it cannot.
+  Status remove(const std::string& name, const std::string& first) const;
   Status sync() const;
-  // For as long as this object or its process lives. False: another holds it. A file system that
-  // knows no locks gives it to everybody.
-  bool lock() const;
-  Result<uint64_t> free_bytes() const;
+  struct Space {
+    uint64_t bytes = 0, files = 0;  // file systems that do not count files have any number left
+  };
+  Result<Space> space() const;
 
  private:
   Directory(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  Status empty(const std::string& name, const std::string& first) const;
 
   Fd fd_;
   std::string path_;
 };
+
+// Takes the space of a file before it is written, where the file system can.
+Status preallocate(int fd, uint64_t bytes, const std::string& what);
 
 }  // namespace trainlaunch

@@ -15,13 +15,8 @@ using nlohmann::json;
 constexpr std::string_view head = "{\"digest\":\"";
 constexpr std::string_view neck = "\",";
 constexpr size_t digest_length = 32;
+constexpr uint64_t most_chunk_bytes = uint64_t{1} << 30;
 constexpr int64_t most_elements = int64_t{1} << 56;
-
-std::string digest_of(std::string_view text) {
-  Digest digest;
-  digest.update(text.data(), text.size());
-  return digest.hex();
-}
 
 // Reads fields of a JSON object; the first that is missing or of another type is remembered, so
 // that one check at the end is enough.
@@ -65,22 +60,34 @@ class Fields {
   std::string wrong_;
 };
 
+// Options may hold any bytes (file names do); what is not UTF-8 is replaced.
+std::string text_of(const json& j) {
+  return j.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 json to_json(const State& s) {
   return {{"step", s.step},
           {"samples", s.samples},
           {"updates", s.updates},
+          {"guard", {{"skipped", s.guard.skipped}}},
           {"data_digest", s.data_digest},
-          {"config", s.config}};
+          {"config", s.config},
+          {"config_digest", config_digest(s.config)}};
 }
 
 Result<State> state_from(const json& j) {
   Fields f(j);
-  State s{f.number("step"), f.number("samples"), f.number("updates"), f.text("data_digest"), {}};
+  Fields guard(f.object("guard"));
+  State s{f.number("step"),          f.number("samples"),   f.number("updates"),
+          {guard.number("skipped")}, f.text("data_digest"), {}};
+  const std::string config = f.text("config_digest");
   for (auto& [key, value] : f.object("config").items()) {
     if (!value.is_string()) return fail("state.config." + key + " is no text");
     s.config[key] = value.get<std::string>();
   }
+  if (!guard.wrong().empty()) return fail("state.guard." + guard.wrong() + " is no number");
   if (!f.wrong().empty()) return fail("state." + f.wrong() + " is missing or of another type");
+  if (config != config_digest(s.config)) return fail("state.config has another digest");
   return s;
 }
 
@@ -94,17 +101,37 @@ Result<TensorSizes> tensors_from(const json& j) {
   return sizes;
 }
 
+bool is_digest(const json& j) {
+  const auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  if (!j.is_string()) return false;
+  const auto& text = j.get_ref<const std::string&>();
+  return text.size() == digest_length && std::all_of(text.begin(), text.end(), hex);
+}
+
+Result<ShardFile> file_from(const json& j, const std::string& name) {
+  Fields f(j);
+  ShardFile file{f.text("name"), f.number("bytes"), f.number("chunk"), {}};
+  const json& digests = f.array("xxh3_128");
+  if (!f.wrong().empty()) return fail("files." + f.wrong() + " is missing or of another type");
+  // By construction of the name no path can leave the checkpoint's directory.
+  if (file.name != name) return fail("file " + file.name + " is not called " + name);
+  const uint64_t whole = file.chunk == 0 ? 0 : file.bytes / file.chunk;
+  if (file.chunk == 0 || file.chunk % 64 != 0 || file.chunk > most_chunk_bytes ||
+      digests.size() != whole + (file.bytes % file.chunk != 0))
+    return fail(name + " is not divided into chunks that have a digest each");
+  for (const json& d : digests) {
+    if (!is_digest(d)) return fail("a digest of " + name + " is none");
+    file.digests.push_back(d.get<std::string>());
+  }
+  return file;
+}
+
 Result<std::vector<ShardFile>> files_from(const json& j) {
   std::vector<ShardFile> files;
   for (const json& each : j) {
-    Fields f(each);
-    ShardFile file{f.text("name"), f.number("bytes"), f.text("xxh3_128")};
-    if (!f.wrong().empty()) return fail("files." + f.wrong() + " is missing or of another type");
-    // By construction of the name no path can leave the checkpoint's directory.
-    if (file.name != shard_name(static_cast<int>(files.size())))
-      return fail("file " + file.name + " is not called " +
-                  shard_name(static_cast<int>(files.size())));
-    files.push_back(std::move(file));
+    auto file = file_from(each, shard_name(static_cast<int>(files.size())));
+    if (!file) return forward(file);
+    files.push_back(std::move(*file));
   }
   return files;
 }
@@ -131,12 +158,12 @@ Result<Run> run_from(const json& j, const std::vector<ShardFile>& files) {
 Result<Manifest> manifest_from(const json& j) {
   Fields f(j);
   const uint64_t format = f.number("format");
+  if (f.wrong().empty() && format != manifest_format)
+    return fail("format " + std::to_string(format) + " is not known to this version, which reads " +
+                std::to_string(manifest_format));
   const json &state = f.object("state"), &tensors = f.object("tensors"), &files = f.array("files"),
              &runs = f.array("runs");
   if (!f.wrong().empty()) return fail("\"" + f.wrong() + "\" is missing or of another type");
-  if (format != 1)
-    return fail("format " + std::to_string(format) +
-                " is not known to this version, which reads 1");
   Manifest m;
   auto s = state_from(state);
   if (!s) return forward(s);
@@ -164,21 +191,35 @@ std::string shard_name(int rank) {
   return name;
 }
 
+std::string digest_of(std::string_view text) {
+  Digest digest;
+  digest.update(text.data(), text.size());
+  return digest.hex();
+}
+
+// Of the text that is in the manifest, where bytes may have been replaced.
+std::string config_digest(const std::map<std::string, std::string>& config) {
+  return digest_of(text_of(config));
+}
+
 std::string write_manifest(const Manifest& m) {
   json files = json::array(), runs = json::array();
   for (const ShardFile& f : m.files)
-    files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.digest}});
+    files.push_back(
+        {{"name", f.name}, {"bytes", f.bytes}, {"chunk", f.chunk}, {"xxh3_128", f.digests}});
   for (const Run& r : m.runs)
     runs.push_back({r.tensor, r.slot, r.offset, r.length, r.file, r.position});
-  const json whole{{"format", 1},
+  const json whole{{"format", manifest_format},
                    {"state", to_json(m.state)},
                    {"tensors", m.tensors},
                    {"files", files},
                    {"runs", runs}};
-  // Options may hold any bytes (file names do); what is not UTF-8 is replaced.
-  const std::string body =
-      whole.dump(-1, ' ', false, json::error_handler_t::replace).substr(1) + "\n";
+  const std::string body = text_of(whole).substr(1) + "\n";
   return std::string(head) + digest_of(body) + std::string(neck) + body;
+}
+
+std::string manifest_digest(std::string_view text) {
+  return std::string(text.substr(head.size(), digest_length));
 }
 
 Result<Manifest> parse_manifest(std::string_view text, const std::string& what) {
@@ -186,7 +227,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& what) 
   if (text.size() < body_begin || !text.starts_with(head) ||
       text.substr(head.size() + digest_length, neck.size()) != neck)
     return fail(what + " is no manifest of a checkpoint");
-  const std::string digest(text.substr(head.size(), digest_length));
+  const std::string digest = manifest_digest(text);
   if (digest_of(text.substr(body_begin)) != digest)
     return fail(what + " is damaged: its digest is wrong");
   const json j = json::parse(text, nullptr, false);

@@ -11,6 +11,8 @@
 namespace trainlaunch {
 
 inline constexpr const char* manifest_name = "MANIFEST.json";
+inline constexpr const char* verified_name = "VERIFIED";
+inline constexpr uint64_t manifest_format = 2;
 inline constexpr uint64_t manifest_limit = uint64_t{256} << 20;  // bytes; more is not read
 
 // A run of a tensor: elements [offset, offset + length) lie at byte `position` of a file.
@@ -22,8 +24,8 @@ struct Run {
 
 struct ShardFile {
   std::string name;
-  uint64_t bytes = 0;
-  std::string digest;
+  uint64_t bytes = 0, chunk = 0;
+  std::vector<std::string> digests;  // of each chunk; the last one may be shorter
 };
 
 struct Manifest {
@@ -36,7 +38,14 @@ struct Manifest {
 
 std::string shard_name(int rank);
 
+// XXH3-128 of a text.
+std::string digest_of(std::string_view text);
+// Of the options of a run: equal for equal ones.
+std::string config_digest(const std::map<std::string, std::string>& config);
+
 std::string write_manifest(const Manifest& manifest);
+// Of a text that is that of a manifest.
+std::string manifest_digest(std::string_view text);
 // Refuses text whose digest is wrong, whose parts do not fit together, or whose runs do not cover
 // the tensors. Sizes are still to be compared with the files. `what` begins each error.
 Result<Manifest> parse_manifest(std::string_view text, const std::string& what);

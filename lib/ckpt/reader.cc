@@ -32,22 +32,23 @@ class DirectoryReader final : public Reader {
     std::vector<std::vector<Move>> moves(manifest_.files.size());
     for (const Piece& piece : wanted)
       if (auto s = plan(piece, moves); !s) return s;
-    for (size_t f = 0; f < moves.size(); ++f) {
-      if (moves[f].empty()) continue;
-      auto sink = [&](uint64_t at, std::span<const std::byte> chunk) {
-        return deliver(moves[f], at, chunk, device, stream);
-      };
-      if (auto s = read_shard(dir_, manifest_.files[f], sink); !s) return s;
-    }
+    for (size_t f = 0; f < moves.size(); ++f)
+      if (auto s = read_file(manifest_.files[f], moves[f], device, stream); !s) return s;
     return {};
   }
 
-  // Digests of every size-th file, from the rank-th.
+  // An equal part of all chunks, the rank-th of size.
   Status verify_share(int rank, int size) const {
-    for (size_t f = static_cast<size_t>(rank); f < manifest_.files.size();
-         f += static_cast<size_t>(size)) {
-      auto nowhere = [](uint64_t, std::span<const std::byte>) { return Status(); };
-      if (auto s = read_shard(dir_, manifest_.files[f], nowhere); !s) return s;
+    uint64_t all = 0, before = 0;
+    for (const ShardFile& file : manifest_.files) all += file.digests.size();
+    const uint64_t from = all * static_cast<uint64_t>(rank) / static_cast<uint64_t>(size),
+                   to = all * static_cast<uint64_t>(rank + 1) / static_cast<uint64_t>(size);
+    for (const ShardFile& file : manifest_.files) {
+      const uint64_t after = before + file.digests.size(), first = std::max(from, before),
+                     last = std::min(to, after);
+      if (first < last)
+        if (auto s = verify_shard(dir_, file, first - before, last - before); !s) return s;
+      before = after;
     }
     return {};
   }
@@ -76,6 +77,25 @@ class DirectoryReader final : public Reader {
     return {};
   }
 
+  // Reads the chunks of a file that hold something of what is wanted.
+  Status read_file(const ShardFile& file, const std::vector<Move>& moves, Device& device,
+                   Stream& stream) const {
+    if (moves.empty()) return {};
+    auto input = ShardInput::open(dir_, file);
+    if (!input) return forward(input);
+    for (size_t i = 0; i < file.digests.size(); ++i) {
+      const uint64_t begin = i * file.chunk, end = std::min(file.bytes, begin + file.chunk);
+      const bool needed = std::any_of(moves.begin(), moves.end(), [&](const Move& m) {
+        return m.position < end && m.position + m.to.bytes() > begin;
+      });
+      if (!needed) continue;
+      auto chunk = input->chunk(i);
+      if (!chunk) return forward(chunk);
+      if (auto s = deliver(moves, begin, *chunk, device, stream); !s) return s;
+    }
+    return {};
+  }
+
   static Status deliver(const std::vector<Move>& moves, uint64_t at,
                         std::span<const std::byte> chunk, Device& device, Stream& stream) {
     for (const Move& move : moves) {
@@ -99,14 +119,10 @@ class DirectoryReader final : public Reader {
 Result<std::unique_ptr<DirectoryReader>> open_step(const Directory& run, uint64_t step) {
   auto dir = run.enter(checkpoint_name(step));
   if (!dir) return forward(dir);
-  auto file = dir->read(manifest_name);
-  if (!file) return forward(file);
+  auto text = dir->read_text(manifest_name, manifest_limit);
+  if (!text) return forward(text);
   const std::string what = dir->path_of(manifest_name);
-  if (file->bytes > manifest_limit) return fail(what + " is too large");
-  std::string text(file->bytes, '\0');
-  if (auto s = read_fully(file->fd.get(), text.data(), text.size(), 0, "cannot read " + what); !s)
-    return forward(s);
-  auto manifest = parse_manifest(text, what);
+  auto manifest = parse_manifest(*text, what);
   if (!manifest) return forward(manifest);
   if (manifest->state.step != step)
     return fail(what + " is of step " + std::to_string(manifest->state.step));

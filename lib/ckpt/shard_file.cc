@@ -1,9 +1,9 @@
 #include "ckpt/shard_file.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 namespace trainlaunch {
@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t alignment = 64;
-constexpr size_t chunk_bytes = size_t{4} << 20;
+constexpr uint64_t most_chunks = 4096;
 
 uint64_t aligned(uint64_t n) { return (n + alignment - 1) / alignment * alignment; }
 
@@ -21,29 +21,11 @@ json tensor(const char* dtype, uint64_t elements, uint64_t begin, uint64_t end) 
   return {{"dtype", dtype}, {"shape", {elements}}, {"data_offsets", {begin, end}}};
 }
 
-// A file being written: what goes in is digested on the way.
-class Output {
- public:
-  Output(Fd fd, std::string what) : fd_(std::move(fd)), what_(std::move(what)) {}
-
-  Status put(const void* data, size_t size) {
-    digest_.update(data, size);
-    bytes_ += size;
-    return write_fully(fd_.get(), data, size, what_);
-  }
-  Result<ShardFile> finish(const std::string& name) {
-    if (fsync(fd_.get()) != 0) return fail_errno(what_);
-    if (auto s = fd_.close(what_); !s) return forward(s);
-    return ShardFile{name, bytes_, digest_.hex()};
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  Fd fd_;
-  std::string what_;
-  Digest digest_;
-  uint64_t bytes_ = 0;
-};
+std::string digest_of(std::span<const std::byte> bytes) {
+  Digest digest;
+  digest.update(bytes.data(), bytes.size());
+  return digest.hex();
+}
 
 }  // namespace
 
@@ -51,8 +33,8 @@ ShardLayout lay_out(std::span<const Piece> owned) {
   ShardLayout layout;
   json header = json::object();
   uint64_t at = 0;  // from the end of the header
-  std::vector<uint64_t> offsets;
-  for (const Piece& p : owned) {
+  for (size_t i = 0; i < owned.size(); ++i) {
+    const Piece& p = owned[i];
     if (p.length == 0) continue;
     if (const uint64_t padded = aligned(at); padded != at) {
       header[".pad@" + std::to_string(at)] = tensor("U8", padded - at, at, padded);
@@ -61,8 +43,8 @@ ShardLayout lay_out(std::span<const Piece> owned) {
     const uint64_t elements = static_cast<uint64_t>(p.length), end = at + elements * sizeof(float);
     header[p.tensor + "/" + p.slot + "@" + std::to_string(p.offset)] =
         tensor("F32", elements, at, end);
-    layout.pieces.push_back(p);
-    offsets.push_back(at);
+    layout.pieces.push_back(i);
+    layout.positions.push_back(at);
     at = end;
   }
   std::string text = header.dump();
@@ -70,53 +52,67 @@ ShardLayout lay_out(std::span<const Piece> owned) {
   for (int byte = 0; byte < 8; ++byte)
     layout.header.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * byte)));
   layout.header += text;
-  for (uint64_t o : offsets) layout.positions.push_back(layout.header.size() + o);
+  for (uint64_t& position : layout.positions) position += layout.header.size();
   layout.bytes = layout.header.size() + at;
   return layout;
 }
 
-Result<ShardFile> write_shard(const Directory& dir, const std::string& name,
-                              const ShardLayout& layout, Device& device, Stream& stream) {
-  auto fd = dir.create(name);
-  if (!fd) return forward(fd);
-  Output out(std::move(*fd), "cannot write " + dir.path_of(name));
-  if (auto s = out.put(layout.header.data(), layout.header.size()); !s) return forward(s);
-
-  const std::vector<std::byte> zeros(alignment);
-  std::vector<float> chunk(chunk_bytes / sizeof(float));
-  for (size_t i = 0; i < layout.pieces.size(); ++i) {
-    if (auto s = out.put(zeros.data(), layout.positions[i] - out.bytes()); !s) return forward(s);
-    const View mem = layout.pieces[i].mem;
-    for (int64_t at = 0; at < mem.size();) {
-      const int64_t n = std::min(mem.size() - at, static_cast<int64_t>(chunk.size()));
-      device.download(stream, View(chunk.data(), DType::f32, {n}), mem.slice(at, n));
-      if (auto s = stream.record().wait(Deadline::in(storage_timeout)); !s) return forward(s);
-      if (auto s = out.put(chunk.data(), static_cast<size_t>(n) * sizeof(float)); !s)
-        return forward(s);
-      at += n;
-    }
-  }
-  return out.finish(name);
+uint64_t chunk_bytes(uint64_t file_bytes) {
+  uint64_t chunk = uint64_t{4} << 20;
+  while (file_bytes / chunk >= most_chunks) chunk *= 2;
+  return chunk;
 }
 
-Status read_shard(const Directory& dir, const ShardFile& expected, const ChunkSink& sink) {
-  const std::string what = dir.path_of(expected.name);
+Result<ShardFile> write_shard(const Directory& dir, const std::string& name,
+                              std::span<const std::byte> image) {
+  const std::string what = "cannot write " + dir.path_of(name);
+  auto fd = dir.create(name);
+  if (!fd) return forward(fd);
+  if (auto s = preallocate(fd->get(), image.size(), what); !s) return forward(s);
+  ShardFile file{name, image.size(), chunk_bytes(image.size()), {}};
+  for (size_t at = 0; at < image.size(); at += file.chunk) {
+    const auto chunk = image.subspan(at, std::min<size_t>(file.chunk, image.size() - at));
+    file.digests.push_back(digest_of(chunk));
+    if (auto s = write_fully(fd->get(), chunk.data(), chunk.size(), what); !s) return forward(s);
+  }
+  if (fsync(fd->get()) != 0) return fail_errno(what);
+  if (auto s = fd->close(what); !s) return forward(s);
+  return file;
+}
+
+Result<ShardInput> ShardInput::open(const Directory& dir, const ShardFile& expected,
+                                    bool from_storage) {
   auto file = dir.read(expected.name);
   if (!file) return forward(file);
+  std::string path = dir.path_of(expected.name);
   if (file->bytes != expected.bytes)
-    return fail(what + " is damaged: it has " + std::to_string(file->bytes) + " bytes instead of " +
+    return fail(path + " is damaged: it has " + std::to_string(file->bytes) + " bytes instead of " +
                 std::to_string(expected.bytes));
-  Digest digest;
-  std::vector<std::byte> chunk(std::min<uint64_t>(chunk_bytes, expected.bytes));
-  for (uint64_t at = 0; at < expected.bytes;) {
-    const size_t n = std::min<uint64_t>(chunk.size(), expected.bytes - at);
-    if (auto s = read_fully(file->fd.get(), chunk.data(), n, at, "cannot read " + what); !s)
-      return s;
-    digest.update(chunk.data(), n);
-    if (auto s = sink(at, {chunk.data(), n}); !s) return s;
-    at += n;
-  }
-  if (digest.hex() != expected.digest) return fail(what + " is damaged: its digest is wrong");
+  // Advice: where it is not taken, the reading is as good as the cache.
+  if (from_storage) (void)posix_fadvise(file->fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  return ShardInput(std::move(file->fd), std::move(path), expected);
+}
+
+Result<std::span<const std::byte>> ShardInput::chunk(size_t index) {
+  const uint64_t begin = index * expected_->chunk,
+                 end = std::min(expected_->bytes, begin + expected_->chunk);
+  // At most the file's own size, which has been seen.
+  if (buffer_.empty()) buffer_.resize(std::min(expected_->bytes, expected_->chunk));
+  const std::span<std::byte> bytes(buffer_.data(), end - begin);
+  if (auto s = read_fully(fd_.get(), bytes.data(), bytes.size(), begin, "cannot read " + path_); !s)
+    return forward(s);
+  if (digest_of(bytes) != expected_->digests[index])
+    return fail(path_ + " is damaged: the digest of bytes " + std::to_string(begin) + " to " +
+                std::to_string(end) + " is wrong");
+  return bytes;
+}
+
+Status verify_shard(const Directory& dir, const ShardFile& expected, size_t first, size_t last,
+                    bool from_storage) {
+  auto input = ShardInput::open(dir, expected, from_storage);
+  if (!input) return forward(input);
+  for (size_t i = first; i < last; ++i)
+    if (auto chunk = input->chunk(i); !chunk) return forward(chunk);
   return {};
 }
 

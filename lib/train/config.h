@@ -49,9 +49,16 @@ struct ParallelConfig {
   double bucket_mib = 25;  // of gradients reduced together
 };
 
+// What a checkpoint that cannot be written does to the run.
+enum class OnSaveError : uint8_t { go_on, abort };
+
 struct CheckpointConfig {
-  int64_t every = 500;  // steps; 0: at the end only
-  int keep = 3;         // the newest ones
+  int64_t every = 500;     // steps; 0: at the end only
+  int keep = 3;            // the newest ones; 0: all; never fewer than two
+  int64_t keep_every = 0;  // steps: multiples of it are kept for good; 0: none
+  int writers = 8;         // ranks of a node that write at a time; 0: all
+  bool verify = true;      // read each one back
+  OnSaveError on_error = OnSaveError::go_on;
 };
 
 struct RunConfig {

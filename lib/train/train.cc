@@ -12,6 +12,7 @@
 #include "train/collective.h"
 #include "train/engine.h"
 #include "train/metrics.h"
+#include "train/saving.h"
 #include "train/settings.h"
 #include "train/stop.h"
 #include "train/words.h"
@@ -22,7 +23,8 @@ namespace {
 
 // Sums over the global batch, the same on every rank.
 struct Sums {
-  double loss = 0, tokens = 0, stop = 0;
+  double loss = 0, tokens = 0;
+  double stop = 0, end = 0;  // ranks that were asked to stop, or whose checkpoints end the run
   double mean() const { return loss / tokens; }
 };
 
@@ -36,7 +38,8 @@ class Run {
         control_(control),
         world_(control.world()),
         schedule_{config.optim.lr, config.optim.min_lr, static_cast<uint64_t>(config.optim.warmup),
-                  static_cast<uint64_t>(config.train.steps)} {}
+                  static_cast<uint64_t>(config.train.steps)},
+        saving_(config, control, [this](const std::string& line) { say(line); }) {}
 
   Status go() {
     auto steps = prepare();
@@ -69,10 +72,7 @@ class Run {
   Result<bool> prepare() {
     if (auto s = check_trace(); !s) return forward(s);
     if (auto s = open_text(); !s) return forward(s);
-    auto writer = Writer::open(config_.run_dir, control_);
-    if (!writer) return forward(writer);
-    writer_ = std::move(*writer);
-    for (const std::string& line : writer_->warnings()) say("warning: " + line);
+    if (auto s = saving_.open(); !s) return forward(s);
     auto reader = find_checkpoint();
     if (!reader) return forward(reader);
     if (*reader && (*reader)->state().step >= last_step()) {
@@ -85,7 +85,9 @@ class Run {
     engine_ = std::move(*engine);
     if (*reader)
       if (auto s = continue_from(**reader); !s) return forward(s);
-    describe(reader->get());
+    auto copy = saving_.reserve(engine_);
+    if (!copy) return forward(copy);
+    describe(reader->get(), *copy);
     return open_metrics();
   }
 
@@ -141,7 +143,7 @@ class Run {
     }
     auto agreed = Reader::agree(config_.run_dir, step, control_);
     if (!agreed) return forward(agreed);
-    for (const std::string& line : agreed->passed_over) say(line);
+    for (const std::string& line : agreed->passed_over) saving_.record(line);
     if (agreed->reader)
       if (auto s = check_unchanged(agreed->reader->state(), config_, text_->digest(),
                                    agreed->reader->path());
@@ -153,13 +155,11 @@ class Run {
   Status continue_from(Reader& reader) {
     auto read = reader.read(engine_.shard->wanted(), *engine_.device, *engine_.stream);
     if (auto s = all_well(control_, "resume: read", read); !s) return s;
-    step_ = durable_ = reader.state().step;
+    step_ = reader.state().step;
     position_.samples = reader.state().samples;
+    skipped_ = static_cast<int>(std::min<uint64_t>(reader.state().guard.skipped, skipped_limit));
     engine_.shard->set_updates(reader.state().updates);
-    auto moved = writer_->set_aside_after(step_);
-    if (auto s = all_well(control_, "resume: set aside", moved); !s) return s;
-    for (const std::string& path : *moved) say("set aside: " + path);
-    return {};
+    return saving_.continue_from(reader);
   }
 
   Result<bool> open_metrics() {
@@ -176,7 +176,7 @@ class Run {
   }
 
   // The table at the start of a run.
-  void describe(const Reader* from) const {
+  void describe(const Reader* from, uint64_t copy) const {
     const ModelConfig& m = config_.model;
     uint64_t parameters = 0, state = 0;
     for (const ParamSpec& p : engine_.model->params())
@@ -204,6 +204,11 @@ class Run {
         " a step, in micro-batches of " + std::to_string(micro));
     say("memory      of a rank: weights " + mebibytes(flat) + ", gradients " + mebibytes(flat) +
         ", optimizer " + mebibytes(state) + "; " + arena + " (" + engine_.arena.describe() + ")");
+    say("checkpoint  " +
+        (config_.checkpoint.every > 0
+             ? "every " + plural(static_cast<uint64_t>(config_.checkpoint.every), "step")
+             : std::string("at the end")) +
+        ", written from a copy of " + mebibytes(copy) + " a rank");
     say("run         " + config_.run_dir + ", " +
         (from ? "continued from " + from->path() : std::string("from the beginning")) +
         ", to step " + std::to_string(last_step()));
@@ -221,24 +226,31 @@ class Run {
       // Weights that have gone wrong must not push good ones out of the run directory.
       const bool lost = skipped_ > 0 && !std::isfinite(sums->mean());
       if (skipped_ >= skipped_limit || (lost && (last || sums->stop > 0))) return diverged();
+      if (sums->end > 0) return end_unsaved();
       // Before an evaluation: who asks for a stop may not wait long.
       if (sums->stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
         if (auto s = evaluate(); !s) return s;
-      if (due(config_.checkpoint.every) && !last && !lost) (void)save();
+      if (due(config_.checkpoint.every) && !last && !lost) save();
     }
-    return save();
+    save();
+    return saving_.finish();
   }
 
   Status diverged() const {
     return fail(
         "step " + std::to_string(step_) + ": the loss or its gradient has not been finite for " +
             plural(static_cast<uint64_t>(skipped_), "step") + "; " +
-            (durable_ > 0
-                 ? "the checkpoint of step " + std::to_string(durable_) + " is the last good one"
-                 : std::string("there is no checkpoint")) +
+            (saving_.durable() > 0 ? "the checkpoint of step " + std::to_string(saving_.durable()) +
+                                         " is the last good one"
+                                   : std::string("there is no checkpoint")) +
             "; try a smaller optim.lr or a longer optim.warmup",
         exit_code::hopeless);
+  }
+
+  Status end_unsaved() {
+    if (auto s = saving_.finish(); !s) return s;
+    return fail("step " + std::to_string(step_) + ": another rank cannot save");
   }
 
   bool due(int64_t every) const { return every > 0 && step_ % static_cast<uint64_t>(every) == 0; }
@@ -284,16 +296,16 @@ class Run {
       e.model->backward(ctx, *batch, *e.shard);
     }
     if (mine.empty()) e.shard->no_micro(*e.stream);
-    return sum_up(stop_.asked());
+    return sum_up(stop_.asked(), saving_.must_end());
   }
 
   // Loss and count of all ranks since they were last cleared.
-  Result<Sums> sum_up(bool stop) {
-    std::array<double, 3> values{0, 0, stop ? 1.0 : 0.0};
+  Result<Sums> sum_up(bool stop, bool end) {
+    std::array<double, 4> values{0, 0, stop ? 1.0 : 0.0, end ? 1.0 : 0.0};
     engine_.device->download(*engine_.stream, View(values.data(), DType::f64, {2}), engine_.totals);
     if (auto s = engine_.stream->record().wait(deadline()); !s) return forward(s);
     if (auto s = engine_.comm->all_sum(values, deadline()); !s) return forward(s);
-    return Sums{values[0], values[1], values[2]};
+    return Sums{values[0], values[1], values[2], values[3]};
   }
 
   // Samples into the memory for batches. Validation samples lie evenly over their part of the text.
@@ -362,7 +374,7 @@ class Run {
       if (!batch) return forward(batch);
       e.model->evaluate(ctx, *batch, *e.shard);
     }
-    auto sums = sum_up(false);
+    auto sums = sum_up(false, false);
     if (!sums) return forward(sums);
     return sums->mean();
   }
@@ -377,31 +389,21 @@ class Run {
 
   // Saving ------------------------------------------------------------------------------------
 
-  // Says what happened. A failed save costs that checkpoint, not the run.
-  Status save() {
+  void save(bool hurry = false) {
     control_.progress(step_, "save");
-    TensorSizes tensors;
-    for (const ParamSpec& p : engine_.model->params()) tensors[p.name] = p.size();
-    const State state{step_, position_.samples, engine_.shard->updates(), text_->digest(),
-                      settings_of(config_)};
-    auto saved =
-        writer_->save(engine_.shard->owned(), tensors, state, *engine_.device, *engine_.stream);
-    if (!saved) {
-      say(saved.error().what +
-          (durable_ > 0 ? "; the checkpoint of step " + std::to_string(durable_) + " is intact"
-                        : std::string("; there is none yet")));
-      return saved;
-    }
-    durable_ = step_;
-    if (auto done = writer_->poll(); done && *done)
-      say("checkpoint: step " + std::to_string(step_) + " durable, " + mebibytes((*done)->bytes) +
-          ", " + fixed((*done)->write.count() * 1000, 0) + " ms");
-    note(writer_->retain(config_.checkpoint.keep));
-    return {};
+    saving_.begin(engine_,
+                  {step_,
+                   position_.samples,
+                   engine_.shard->updates(),
+                   {static_cast<uint64_t>(skipped_)},
+                   text_->digest(),
+                   settings_of(config_)},
+                  hurry);
   }
 
   Status stop_early() {
-    if (auto s = save(); !s) return s;
+    save(/*hurry=*/true);
+    if (auto s = saving_.finish(); !s) return s;
     return fail("stopped early at step " + std::to_string(step_) + " with a durable checkpoint",
                 exit_code::requeue);
   }
@@ -442,14 +444,13 @@ class Run {
   const Schedule schedule_;
   StopRequest stop_;  // before the engine, which starts threads
   std::unique_ptr<Text> text_;
-  std::unique_ptr<Writer> writer_;
   Engine engine_;
+  Saving saving_;    // after the engine, whose memory it copies
   Metrics metrics_;  // rank 0
 
   uint64_t step_ = 0;  // done
   Position position_;
-  int skipped_ = 0;       // steps in a row whose gradient was not finite
-  uint64_t durable_ = 0;  // step of the last checkpoint; 0: none
+  int skipped_ = 0;  // steps in a row whose gradient was not finite
   std::vector<int32_t> host_tokens_, host_targets_;
   Event uploaded_;
   Seconds busy_{0};  // of the steps since the last line

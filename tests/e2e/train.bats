@@ -39,8 +39,8 @@ teardown() { scancel -u root 2> /dev/null || true; }
 # A value of each record that has it: values KEY RUN
 values() { sed -n "s/.*\"$1\":\\([-+.0-9e]*\\).*/\\1/p" "$dir/$2/metrics.jsonl"; }
 
-# The tensors of a checkpoint: name, bytes and digest of each file.
-files_of() { sed 's/.*"files":\(\[[^]]*\]\).*/\1/' "$dir/$1/step-$2/MANIFEST.json"; }
+# The tensors of a checkpoint: name, bytes and digests of each file.
+files_of() { sed 's/.*"files":\(.*\),"format".*/\1/' "$dir/$1/step-$2/MANIFEST.json"; }
 
 train() {
   local run=$1

@@ -12,7 +12,9 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <numeric>
 #include <string>
@@ -33,7 +35,8 @@ struct Board {
     size_t size = 0;
   };
   std::atomic<size_t> count{0};
-  std::array<Entry, 2048> entries;
+  std::atomic<bool> broken{false};  // a rank has died: nobody waits for it
+  std::array<Entry, 8192> entries;
 };
 
 class BoardControl final : public Control {
@@ -63,6 +66,7 @@ class BoardControl final : public Control {
         if (key == e.key.data()) return std::string(e.value.data(), e.size);
         ++i;
       } else {
+        if (board_.broken) return fail("a rank has died");
         if (deadline.over()) return fail("no " + std::string(key));
         std::this_thread::sleep_for(std::chrono::microseconds(300));
       }
@@ -70,7 +74,7 @@ class BoardControl final : public Control {
   }
   Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
                                           Deadline deadline) override {
-    const std::string key = std::to_string(gathers_++) + " " + std::string(name) + " ";
+    const std::string key = turn(name) + " " + std::string(name) + " ";
     if (auto p = put(key + std::to_string(world_.rank), mine); !p) return forward(p);
     std::vector<std::string> all;
     for (int r = 0; r < world_.size; ++r) {
@@ -82,9 +86,16 @@ class BoardControl final : public Control {
   }
 
  private:
+  // The n-th gather of a name meets the n-th of that name; threads may gather different ones.
+  std::string turn(std::string_view name) {
+    std::lock_guard lock(mutex_);
+    return std::to_string(turns_[std::string(name)]++);
+  }
+
   World world_;
   Board& board_;
-  int gathers_ = 0;
+  std::mutex mutex_;
+  std::map<std::string, int> turns_;
 };
 
 struct Layout {

@@ -1,0 +1,134 @@
+#include "ckpt/ownership.h"
+
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+
+#include "ckpt/manifest.h"
+
+namespace trainlaunch {
+
+namespace {
+
+constexpr const char* lock_name = "run.lock";
+constexpr std::string_view prefix = ".attempt-";
+constexpr uint64_t longest_owner = 300;  // bytes
+
+// The number in ".attempt-<number>.<turn>".
+std::optional<uint64_t> attempt_of(std::string_view name) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  uint64_t n = 0;
+  const char* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, n);
+  if (error != std::errc() || rest == end || *rest != '.') return std::nullopt;
+  return n;
+}
+
+// What an owner wrote, for people; it may have been cut short, or be anything.
+std::string owner_in(const Directory& dir, const std::string& name) {
+  auto text = dir.read_text(name, longest_owner);
+  std::string owner = text ? *text : "";
+  owner.erase(std::find(owner.begin(), owner.end(), '\n'), owner.end());
+  const bool printable =
+      std::all_of(owner.begin(), owner.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return owner.empty() || !printable ? "another job" : owner;
+}
+
+// For a message to others and no more: a full disk is no reason not to start.
+void write_owner(const Fd& file, const std::string& owner) {
+  const std::string line = owner + "\n";
+  (void)(ftruncate(file.get(), 0) == 0 && pwrite(file.get(), line.data(), line.size(), 0) > 0);
+}
+
+Result<Fd> take_lock(const Directory& dir, const std::string& owner,
+                     std::vector<std::string>& warnings) {
+  auto file = dir.open_or_create(lock_name);
+  if (!file) return forward(file);
+  int locked = 0;
+  do locked = flock(file->get(), LOCK_EX | LOCK_NB);
+  while (locked != 0 && errno == EINTR);
+  if (locked != 0 && errno == EWOULDBLOCK)
+    return fail(dir.path() + " is in use by " + owner_in(dir, lock_name) +
+                "; wait for it or give another run-dir");
+  if (locked != 0)
+    warnings.push_back("cannot lock " + dir.path_of(lock_name) + ": " + std::strerror(errno) +
+                       "; a second job on this directory would not be refused, it would take it "
+                       "over and end this one at its next checkpoint");
+  write_owner(*file, owner);
+  return std::move(*file);
+}
+
+}  // namespace
+
+std::string Ownership::token(uint64_t turn) const {
+  return std::string(prefix) + std::to_string(attempt_) + "." + std::to_string(turn);
+}
+
+// The newest mark there is becomes this attempt's, which takes no space on a full disk; of two that
+// do it at once, one finds it gone and looks again.
+Status Ownership::succeed(const Directory& dir, const std::string& owner) {
+  for (int tries = 0;; ++tries) {
+    auto names = dir.names();
+    if (!names) return forward(names);
+    std::string newest;
+    for (const std::string& name : *names)
+      if (auto n = attempt_of(name); n && *n >= attempt_) {
+        attempt_ = *n;
+        newest = name;
+      }
+    ++attempt_;
+    bool missing = false;
+    const Status done =
+        newest.empty() ? dir.write_new(token(0), "") : dir.rename_over(newest, token(0), &missing);
+    if (!done && !(missing && tries < 10)) return done;
+    if (!done) continue;
+    if (auto file = dir.open_or_create(token(0))) write_owner(*file, owner);
+    for (const std::string& name : *names)
+      if (attempt_of(name) && name != newest)
+        if (auto s = dir.remove_file(name); !s) return s;
+    return dir.sync();
+  }
+}
+
+Result<Ownership> Ownership::take(const Directory& dir, const std::string& owner,
+                                  std::vector<std::string>& warnings) {
+  Ownership mine;
+  auto lock = take_lock(dir, owner, warnings);
+  if (!lock) return forward(lock);
+  mine.lock_ = std::move(*lock);
+
+  if (auto s = mine.succeed(dir, owner); !s) return forward(s);
+  auto names = dir.names();
+  if (!names) return forward(names);
+  // After the number: whoever was about to commit one of these has lost it, whoever makes one now
+  // will see that he has been succeeded.
+  for (const std::string& name : *names)
+    if (is_temporary(name) || is_trash(name))
+      if (auto s = dir.remove(name, manifest_name); !s)
+        warnings.push_back("leftovers of a save: " + s.error().what);
+  return mine;
+}
+
+Status Ownership::confirm(const Directory& dir) {
+  if (lost_) return fail(dir.path() + " belongs to another job now");
+  bool missing = false;
+  auto s = dir.rename_over(token(turn_), token(turn_ + 1), &missing);
+  if (s) {
+    ++turn_;
+    return {};
+  }
+  if (!missing) return s;
+  lost_ = true;
+  std::string successor = "another job";
+  if (auto names = dir.names())
+    for (const std::string& name : *names)
+      if (auto n = attempt_of(name); n && *n > attempt_) successor = owner_in(dir, name);
+  return fail(dir.path() + " has been taken over by " + successor);
+}
+
+}  // namespace trainlaunch

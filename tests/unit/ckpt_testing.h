@@ -1,0 +1,89 @@
+// What the tests of checkpoints share.
+#pragma once
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "ckpt_saves.h"
+#include "team.h"
+#include "temporary.h"
+
+namespace trainlaunch {
+
+inline Result<std::unique_ptr<Writer>> open_writer(const std::string& run, Control& control,
+                                                   const SaveOptions& options = {}) {
+  return Writer::open(run, options, control);
+}
+
+// One checkpoint by a writer of its own.
+inline Status save(const std::string& run, uint64_t step, int ranks = 1) {
+  Status result;
+  Team(ranks).run([&](Control& control) {
+    auto writer = open_writer(run, control, {0, 0, 0, true});
+    Status s = writer ? save_known(**writer, control.world(), step) : forward(writer);
+    if (control.world().rank == 0) result = s;
+  });
+  return result;
+}
+
+// What is wrong with the checkpoint that a world of one would take; empty when it is `step`.
+inline std::string load(const std::string& run, uint64_t step,
+                        std::vector<std::string>* passed_over = nullptr) {
+  std::string problem;
+  Team(1).run([&](Control& control) {
+    auto agreed = Reader::agree(run, std::nullopt, control);
+    if (!agreed) return void(problem = agreed.error().what);
+    if (passed_over) *passed_over = agreed->passed_over;
+    if (!agreed->reader) return void(problem = "there is none");
+    problem = compare_known(*agreed->reader, control.world(), step);
+  });
+  return problem;
+}
+
+inline std::string step_path(const std::string& run, uint64_t step) {
+  return run + "/step-00000000" + std::to_string(step);
+}
+inline std::string shard(const std::string& run, uint64_t step, int rank) {
+  return step_path(run, step) + "/" + shard_name(rank);
+}
+inline std::string manifest(const std::string& run, uint64_t step) {
+  return step_path(run, step) + "/MANIFEST.json";
+}
+
+// A program's exit status, or minus the signal that ended it.
+inline int spawn(std::vector<std::string> words) {
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    (void)!freopen("/dev/null", "w", stdout);
+    (void)!freopen("/dev/null", "w", stderr);
+    execvp(argv[0], argv.data());
+    _exit(127);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+inline bool strace_works() {
+#ifdef __SANITIZE_ADDRESS__
+  std::puts("skipped: the calls that the sanitizers make themselves would be hit");
+  return false;
+#endif
+  static const bool works = [] {
+    const bool ok = spawn({"strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e",
+                           "inject=write:retval=0", "true"}) == 0;
+    if (!ok) std::puts("skipped: strace is not there or may not trace");
+    return ok;
+  }();
+  return works;
+}
+
+}  // namespace trainlaunch
