@@ -179,7 +179,7 @@ class Reader {
       const std::string_view tag = child.name();
       if (tag == "pci") {
         if (auto s = read_function(child, spot, depth); !s) return s;
-      } else if (tag == "nic") {  // a virtual one
+      } else if (tag == "nic" && depth == 0) {  // a virtual one
         if (auto s = read_ports(child, spot, {}, 0, 0); !s) return s;
       }
     }
@@ -255,6 +255,7 @@ class Reader {
   Status read_ports(const Node& nic, const Spot& spot, std::optional<PciId> id, uint32_t pci_class,
                     uint16_t vendor) {
     int earlier = 0;
+    std::map<std::string, PciId> function_of;
     for (const auto& net : nic.children("net")) {
       const std::string device = net.attribute("name").value();
       if (!is_device_name(device)) return bad_value(net, "name", "the name of a network device");
@@ -271,12 +272,16 @@ class Reader {
       }
       Nic found;
       found.name = device;
-      // NCCL takes the functions of one card for one, and counts on in its ports.
+      // NCCL writes the functions of one card as one, and counts on in its ports.
       found.port = std::max(1, port - earlier++);
+      PciId function = *id;
+      if (port > 1)
+        function.function = static_cast<uint8_t>(std::min<size_t>(7, function_of.size()));
+      function = function_of.emplace(device, function).first->second;
       found.rate_gbps = rate;
       if (!names_seen_.insert(to_string(found)).second)
         return bad(net, "port " + to_string(found) + " a second time");
-      add_nic(std::move(found), *id, pci_class, vendor, spot);
+      add_nic(std::move(found), function, pci_class, vendor, spot);
     }
     return {};
   }

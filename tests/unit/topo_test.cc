@@ -4,18 +4,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
 
-#include "topo/host.h"
-
 using namespace trainlaunch;
-using nlohmann::json;
 namespace fs = std::filesystem;
 
 namespace {
@@ -45,23 +41,6 @@ fs::path machines() {
   return {};
 }
 
-std::string level_word(Level level) {
-  switch (level) {
-    case Level::pix:
-    case Level::pxb:
-      return "switch";
-    case Level::phb:
-      return "hostbridge";
-    case Level::node:
-      return "numa";
-    case Level::sys:
-      return "sys";
-  }
-  return "?";
-}
-
-std::string word_of(const json& j) { return j.is_string() ? j.get<std::string>() : ""; }
-
 }  // namespace
 
 TEST_CASE("lists of numbers are read and written in Linux form") {
@@ -79,16 +58,6 @@ TEST_CASE("lists of numbers are read and written in Linux form") {
     REQUIRE_FALSE(r.has_value());
     CHECK(r.error().exit == exit_code::usage);
   }
-}
-
-TEST_CASE("rates and link layers are read as sysfs writes them") {
-  CHECK(parse_rate("400 Gb/sec (4X NDR)") == 400);
-  CHECK(parse_rate("2.5 Gb/sec (1X SDR)") == 2.5);
-  CHECK(parse_rate("400") == 0);
-  CHECK(parse_rate("") == 0);
-  CHECK(parse_rate("-1 Gb/sec") == 0);
-  CHECK(parse_link_layer("InfiniBand") == LinkLayer::infiniband);
-  CHECK(parse_link_layer("Unknown") == LinkLayer::unknown);
 }
 
 TEST_CASE("the lab's machines are as they were meant") {
@@ -148,63 +117,6 @@ TEST_CASE("only what computes is a GPU, only fabric ports are ports, only nodes 
   CHECK_FALSE(m.nics[3].verbs);
 }
 
-// Differences of meaning, not of fact:
-//  - a port is what a process can open: a NIC function without any device (the Omni-Path one of the
-//    KNL file) is none for us;
-//  - "package" (corona) is SYS in our words, with fewer steps than across packages.
-TEST_CASE("real machines read as an independent reader reads them") {
-  const fs::path dir = machines();
-  if (dir.empty()) return;
-  int files = 0;
-  for (const auto& entry : fs::directory_iterator(dir / "answers")) {
-    const std::string name = entry.path().stem();
-    CAPTURE(name);
-    fs::path file = dir / "hwloc" / (name + ".xml");
-    if (!fs::exists(file)) file = dir / "nccl-as-hwloc" / (name + ".xml");
-    if (!fs::exists(file)) continue;
-    ++files;
-    const json answer = json::parse(content(entry.path()));
-    const Machine m = read(file);
-
-    std::map<std::string, size_t> nic_at;
-    for (size_t n = 0; n < m.nics.size(); ++n) nic_at[to_string(m.nics[n].pci)] = n;
-    for (const json& nic : answer["fabric_nics"]) {
-      if (!nic["names"].is_string()) continue;
-      CAPTURE(nic["names"]);
-      REQUIRE(nic_at.contains(nic["pci"]));
-      const Nic& mine = m.nics[nic_at[nic["pci"]]];
-      CHECK(mine.active == nic["active"].get<bool>());
-      if (const std::string numa = word_of(nic["numa"]); numa.find(',') == std::string::npos)
-        CHECK(std::to_string(mine.place.numa) == numa);
-    }
-
-    REQUIRE(m.gpus.size() == answer["gpus"].size());
-    for (size_t g = 0; g < m.gpus.size(); ++g) {
-      const json& want = answer["gpus"][g];
-      CAPTURE(g);
-      CHECK(to_string(m.gpus[g].pci) == word_of(want["pci"]));
-      CHECK(std::to_string(m.gpus[g].place.numa) == word_of(want["numa"]));
-      CHECK(m.gpus[g].place.cpus == *parse_cpus(word_of(want["cpus"])));
-
-      Near best{Level::sys, 1 << 20};
-      for (const Near& n : m.near[g]) best = std::min(best, n);
-      const std::string level = word_of(want["level"]);
-      if (level.empty()) {
-        CHECK(m.nics.empty());
-        continue;
-      }
-      CHECK(level_word(best.level) == (level == "package" ? "sys" : level));
-      std::string nearest;
-      for (const json& n : want["nearest_nics"]) nearest += '/' + word_of(n) + '/';
-      for (size_t n = 0; n < m.nics.size(); ++n)
-        if (m.near[g][n] == best)
-          CHECK_MESSAGE(nearest.find('/' + m.nics[n].name + '/') != std::string::npos,
-                        m.nics[n].name << " not in " << nearest);
-    }
-  }
-  CHECK(files > 60);
-}
-
 TEST_CASE("cut off or damaged files are errors in one line, never crashes") {
   std::vector<std::string> texts{content(source("tests/data/odd-devices.xml")),
                                  content(source("tests/lab/topologies/four-gpus.xml"))};
@@ -248,6 +160,237 @@ TEST_CASE("files that are no topology are refused with the reason") {
   CHECK(why("/dev/zero") == "/dev/zero: not a regular file");
   CHECK(why("/tmp").starts_with("/tmp: not a copied machine"));
   CHECK(why(source("configure.ac")).find("not a topology file") != std::string::npos);
+}
+
+namespace {
+
+const std::string topo_m =
+    "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    "GPU0\t X \tNV18\tPIX\tSYS\t0-3,8-11\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tSYS\tPXB\t4-7,12-15\t1\t\tN/A\n"
+    "NIC0\tPIX\tSYS\t X \tSYS\n"
+    "NIC1\tSYS\tPXB\tSYS\t X \n"
+    "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe\n"
+    "\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: rocep32s0f0\n";
+
+void check_topo_m(const std::string& text) {
+  CAPTURE(text);
+  const auto m = load_text(text, "x");
+  REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
+  CHECK(m->kind == "topo-m");
+  CHECK(m->made_up_ids);
+  REQUIRE(m->gpus.size() == 2);
+  REQUIRE(m->nics.size() == 2);
+  CHECK(to_string(m->gpus[1].pci) == "fffffff0:01:00.0");
+  CHECK(to_string(m->nics[1].pci) == "fffffff1:01:00.0");
+  CHECK(m->nics[0].name == "mlx5_0");
+  CHECK(m->nics[0].place.numa == 0);
+  CHECK(m->nics[1].link_layer == LinkLayer::ethernet);
+  CHECK(m->gpus[1].place.numa == 1);
+  CHECK(to_list(m->gpus[1].place.cpus) == "4-7,12-15");
+  CHECK(m->near[0][0].level == Level::pix);
+  CHECK(m->near[1][1].level == Level::pxb);
+  CHECK(m->near[0][1].level == Level::sys);
+  // Two runs, equally far apart in both nodes: the threads of 8 cores.
+  REQUIRE(m->cores.size() == 8);
+  CHECK(m->cores[4].cpus == std::vector<int>{4, 12});
+  CHECK(m->cores[4].numa == 1);
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// The reason why a text is refused, which is one line.
+std::string refused(const std::string& text) {
+  CAPTURE(text.substr(0, 200));
+  const auto m = load_text(text, "x");
+  REQUIRE_FALSE(m.has_value());
+  CHECK(m.error().exit == exit_code::usage);
+  CHECK(m.error().what.starts_with("x:"));
+  CHECK(m.error().what.size() < 400);
+  CHECK(std::none_of(m.error().what.begin(), m.error().what.end(),
+                     [](char c) { return c < ' ' && c >= 0; }));
+  return m.error().what;
+}
+
+std::string nccl(const std::string& inside) {
+  return "<system version=\"1\">\n" + inside + "\n</system>\n";
+}
+
+}  // namespace
+
+TEST_CASE("topo -m is read as printed, pasted, underlined, commented or with its tabs lost") {
+  check_topo_m(topo_m);
+  check_topo_m(replaced(topo_m, "\n", "\r\n"));
+  check_topo_m("$ nvidia-smi topo -m\n# a comment\n\n" + topo_m);
+  check_topo_m("\033[4m" + replaced(topo_m, "\tGPU1\tNIC0", "\033[0m\t\033[4mGPU1\033[0m\tNIC0"));
+  check_topo_m(replaced(replaced(topo_m, "\t", "    "), "CPU    Aff", "CPU Aff"));
+  // Older drivers: names head the columns, and there is no legend.
+  check_topo_m(replaced(replaced(topo_m.substr(0, topo_m.find("NIC0\tPIX")), "NIC0", "mlx5_0"),
+                        "NIC1", "rocep32s0f0"));
+}
+
+TEST_CASE("topo -m: what it does not say stays unknown") {
+  const auto m = load_text(
+      "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\n"
+      "GPU0\t X \tPHB\tPHB\t0-7\tN/A\n"
+      "GPU1\tPHB\t X \tPHB\t\t1\n",
+      "x");
+  REQUIRE(m.has_value());
+  CHECK(m->gpus[0].place.numa == -1);
+  CHECK(m->gpus[1].place.numa == 1);
+  CHECK(m->gpus[1].place.cpus.none());
+  CHECK(m->numa.empty());
+  CHECK_FALSE(m->nics[0].named);
+  CHECK_FALSE(m->nics[0].verbs);
+  CHECK(m->nics[0].place.numa == -1);
+  REQUIRE(m->warnings.size() == 1);
+  CHECK(m->warnings[0].message.find("no CPUs near GPU1") != std::string::npos);
+}
+
+TEST_CASE("topo -m: damage is told by its line") {
+  const auto with = [](const std::string& from, const std::string& to) {
+    return refused(replaced(topo_m, from, to));
+  };
+  CHECK(with("GPU1\tNV18", "GPU0\tNV18").starts_with("x:3: "));
+  CHECK(with("\tPIX\tSYS\t0", "\tFOO\tSYS\t0").starts_with("x:2: 'FOO' between GPU0 and NIC0"));
+  CHECK(with("0-3,8-11", "3-0").starts_with("x:2: CPU affinity '3-0'"));
+  CHECK(with("0-3,8-11", "9223372036854775808").starts_with("x:2: "));
+  CHECK(with("0-3,8-11", "0-8192").starts_with("x:2: "));
+  CHECK(with("15\t1\t", "15\t-1\t").starts_with("x:3: NUMA affinity"));
+  CHECK(with("NIC0\tNIC1\tCPU", "NIC0\tNIC0\tCPU").starts_with("x:1: 'NIC0' heads two"));
+  CHECK(with("NIC0: mlx5_0", "NIC0: a;b").starts_with("x:14: 'a;b'"));
+  CHECK(with("NIC0: mlx5_0", "NIC1: mlx5_0").starts_with("x:15: NIC1 has a name"));
+  CHECK(refused(topo_m.substr(0, topo_m.find("GPU1\tNV"))).find("GPU1 has no row") !=
+        std::string::npos);
+  CHECK(refused("\tGPU0\tGPU1\nGPU0\t X \n").find("cut off") != std::string::npos);
+  std::string wide = "\t";
+  for (int i = 0; i < 5000; ++i) wide += "GPU" + std::to_string(i) + '\t';
+  CHECK(refused(wide + '\n').starts_with("x:1: more than 256"));
+}
+
+TEST_CASE("memory nodes that claim the same CPUs are not believed") {
+  const auto nccl_file = load_text(nccl("<cpu numaid=\"0\" affinity=\"f\"/>\n"
+                                        "<cpu numaid=\"1\" affinity=\"f\"/>"),
+                                   "x");
+  const auto matrix =
+      load_text(replaced(replaced(topo_m, "0-3,8-11", "0-7"), "4-7,12-15", "0-7"), "x");
+  for (const auto* m : {&nccl_file, &matrix}) {
+    REQUIRE(m->has_value());
+    CHECK((*m)->numa.empty());
+    for (const Gpu& gpu : (*m)->gpus) CHECK(gpu.place.numa == -1);
+    REQUIRE_FALSE((*m)->warnings.empty());
+    CHECK((*m)->warnings[0].code == "topology-affinity");
+  }
+}
+
+TEST_CASE("NCCL's files: GPUs, ports and sockets are told apart") {
+  const auto m =
+      load_text(nccl("<cpu numaid=\"-1\" affinity=\"000000ff\">"
+                     "<pci busid=\"0000:01:00.0\" class=\"0x060400\">"
+                     "<pci busid=\"0000:02:00.0\" class=\"0x120000\" vendor=\"0x1002\">"
+                     "<gpu dev=\"0\"/><gpu dev=\"1\"/></pci>"
+                     "<pci busid=\"0000:03:00.0\" class=\"0x020000\" vendor=\"0x15b3\"><nic>"
+                     "<net name=\"mlx5_bond_0\" speed=\"200000\" port=\"1\"/></nic></pci></pci>"
+                     "<pci busid=\"0000:04:00.0\" class=\"0x020000\" vendor=\"0x17db\"><nic>"
+                     "<net name=\"cxi0\" port=\"1\"/></nic></pci>"
+                     "<pci busid=\"0000:05:00.0\" class=\"0x020000\" vendor=\"0x1d0f\"/>"
+                     "<pci busid=\"0000:06:00.0\" class=\"0x030000\" vendor=\"0x1a03\"/>"
+                     "<pci busid=\"0000:07:00.0\" class=\"0x030000\" vendor=\"0x102b\"/>"
+                     "<nic><net name=\"eth0\" port=\"0\" speed=\"25000\"/></nic></cpu>"),
+                "x");
+  REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
+  REQUIRE(m->gpus.size() == 2);  // partitions of one function; no display of a board controller
+  CHECK(to_string(m->gpus[1]) == "0000:02:00.0/1");
+  CHECK(m->gpus[1].place.numa == -1);  // never 0
+  CHECK(m->numa.empty());
+  REQUIRE(m->nics.size() == 3);
+  CHECK(m->nics[0].link_layer == LinkLayer::ethernet);
+  CHECK(m->nics[0].rate_gbps == 200);
+  CHECK(m->nics[0].verbs);
+  CHECK(m->near[1][0].level == Level::pix);
+  CHECK(m->near[1][1].level == Level::node);
+  CHECK(m->nics[1].link_layer == LinkLayer::slingshot);
+  CHECK_FALSE(m->nics[1].verbs);
+  CHECK_FALSE(m->nics[2].named);
+  CHECK_FALSE(m->nics[2].verbs);
+  REQUIRE(m->nets.size() == 1);
+  CHECK(m->nets[0].rate_gbps == 25);
+}
+
+TEST_CASE("NCCL's files: damage and hostility are told by their line") {
+  const auto cpu = [](const std::string& attributes) {
+    return refused(nccl("<cpu " + attributes + "/>"));
+  };
+  CHECK(cpu("numaid=\"9223372036854775808\"").starts_with("x:2: numaid=\"9223372036854775808\""));
+  CHECK(cpu("numaid=\"-2\"").starts_with("x:2: numaid"));
+  CHECK(cpu("numaid=\"0\" affinity=\"xyz\"").starts_with("x:2: affinity=\"xyz\" is not"));
+  CHECK(cpu("numaid=\"0\" affinity=\",,\"").starts_with("x:2: affinity"));
+  CHECK(cpu("numaid=\"0\" affinity=\"-1\"").starts_with("x:2: affinity"));
+  std::string high = "1";
+  for (int i = 0; i < 300; ++i) high += ",00000000";
+  CHECK(cpu("numaid=\"0\" affinity=\"" + high + '"').find("CPUs below 8192") != std::string::npos);
+  CHECK(
+      refused(nccl("<cpu numaid=\"0\"/>\n<cpu numaid=\"0\"/>")).starts_with("x:3: memory node 0"));
+  CHECK(refused(nccl("")).find("no <cpu>") != std::string::npos);
+  CHECK(refused(nccl("<cpu numaid=\"0\">")).starts_with("x:3: "));  // not closed
+  const auto pci = [](const std::string& inside) {
+    return refused(nccl("<cpu numaid=\"0\">\n<pci " + inside + "</cpu>"));
+  };
+  CHECK(pci("busid=\"0000:99:99.9\"/>").starts_with("x:3: busid=\"0000:99:99.9\" is not"));
+  CHECK(pci("busid=\"0000:01:00.0\" class=\"0x1ffffff\"/>").starts_with("x:3: class"));
+  CHECK(
+      pci("busid=\"0000:01:00.0\" class=\"0x020000\"><nic>\n<net name=\"a\tb\x1b[2J\" port=\"1\"/>"
+          "</nic></pci>")
+          .starts_with("x:4: name=\"a b?[2J\" is not"));
+
+  // A billion laughs: document types are skipped, entities are not known.
+  std::string laughs = "<!DOCTYPE system [<!ENTITY a0 \"ha\">";
+  for (int i = 1; i < 30; ++i)
+    laughs += "<!ENTITY a" + std::to_string(i) + " \"&a" + std::to_string(i - 1) + ";&a" +
+              std::to_string(i - 1) + ";\">";
+  refused(laughs + "]>" + nccl("<cpu numaid=\"&a29;\"/>"));
+
+  const std::string bridge = "<pci busid=\"0000:01:00.0\" class=\"0x060400\">";
+  std::string deep = "<cpu numaid=\"0\">";
+  for (int i = 0; i < 100'000; ++i) deep += bridge;
+  for (int i = 0; i < 100'000; ++i) deep += "</pci>";
+  CHECK(refused(nccl(deep + "</cpu>")).find("nested too deeply") != std::string::npos);
+
+  std::string many = "<cpu numaid=\"0\">";
+  for (int i = 0; i < 3000; ++i) {
+    char gpu[80];
+    std::snprintf(gpu, sizeof gpu, "<pci busid=\"%04x:%02x:00.0\" class=\"0x030200\"/>", i / 256,
+                  i % 256);
+    many += gpu;
+  }
+  CHECK(refused(nccl(many + "</cpu>")).find("more than 1024 GPUs") != std::string::npos);
+}
+
+TEST_CASE("rocm-smi's memory nodes get CPUs from lscpu's lines") {
+  const auto m = load_text(
+      "GPU[0]\t\t: (Topology) Numa Node: 1\nGPU[0]\t\t: (Topology) Numa Affinity: 1\n"
+      "GPU[1]\t\t: (Topology) Numa Node: -1\n"
+      "NUMA node0 CPU(s):   0-3,8-11\nNUMA node1 CPU(s):   4-7,12-15\n",
+      "x");
+  REQUIRE(m.has_value());
+  CHECK(m->gpus[0].place.numa == 1);
+  CHECK(to_list(m->gpus[0].place.cpus) == "4-7,12-15");
+  CHECK(m->gpus[1].place.numa == -1);
+  CHECK(m->cores.size() == 8);
+  CHECK(refused("GPU[0] : (Topology) Numa Node:").starts_with("x:1: "));
+  CHECK(refused("GPU[0] : (Topology) Numa Node: 99999999999999999999").starts_with("x:1: "));
+  CHECK(refused("GPU[999] : (Topology) Numa Node: 0").find("more than 256") != std::string::npos);
+}
+
+TEST_CASE("hwloc's files: what is too much, or compressed, is refused") {
+  CHECK(refused(std::string("BZh91AY")).find("unpack") != std::string::npos);
+  CHECK(refused(std::string("\x1f\x8b\x08\0", 4)).find("unpack") != std::string::npos);
+  CHECK(refused(std::string("<system>\0</system>", 18)).find("not a text file") !=
+        std::string::npos);
 }
 
 TEST_CASE("this machine can be read, whatever the environment says") {
