@@ -1,5 +1,10 @@
 #include "commands.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
 #include <iostream>
 
 #include "fit.h"
@@ -13,6 +18,22 @@ Status print(Result<std::string> text) {
   if (!text) return forward(text);
   std::cout << *text;
   return {};
+}
+
+// Colours and the width of a terminal on one; neither in a pipe or a file.
+TextStyle style_of_output() {
+  TextStyle style;
+  if (!isatty(STDOUT_FILENO)) return style;
+  const auto is_set = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value && *value;
+  };
+  const char* terminal = std::getenv("TERM");
+  style.colour = !is_set("NO_COLOR") && is_set("TERM") && std::string_view(terminal) != "dumb";
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    style.width = std::clamp<size_t>(size.ws_col, 60, 160);
+  return style;
 }
 
 }  // namespace
@@ -72,7 +93,7 @@ Status print_machine(const Arguments& a) {
   for (const Warning& w : warnings) std::cerr << "gpu-bind: " << w.message << '\n';
   return print(a.format == Format::svg    ? machine_svg(*machine, *nics)
                : a.format == Format::json ? machine_json(*machine, *nics)
-                                          : machine_text(*machine, *nics));
+                                          : machine_text(*machine, *nics, style_of_output()));
 }
 
 Status print_plan(const Arguments& a) {
@@ -99,7 +120,7 @@ Status print_plan(const Arguments& a) {
   return print(a.format == Format::wire   ? plan_wire(answer, a.settings.report, a.node)
                : a.format == Format::svg  ? plan_svg(answer)
                : a.format == Format::json ? plan_json(answer)
-                                          : plan_text(answer));
+                                          : plan_text(answer, style_of_output()));
 }
 
 }  // namespace trainlaunch

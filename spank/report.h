@@ -7,6 +7,7 @@
 #include "bind/bind.h"
 #include "env/env.h"
 #include "settings.h"
+#include "table.h"
 
 namespace trainlaunch {
 
@@ -16,10 +17,11 @@ struct Answer {
   const Environment& env;
 };
 
-std::string machine_text(const Machine& machine, const std::vector<NicChoice>& nics);
+std::string machine_text(const Machine& machine, const std::vector<NicChoice>& nics,
+                         const TextStyle& style = {});
 std::string machine_json(const Machine& machine, const std::vector<NicChoice>& nics);
 
-std::string plan_text(const Answer& answer);
+std::string plan_text(const Answer& answer, const TextStyle& style = {});
 std::string plan_json(const Answer& answer);
 // An error when the plan is too large for the plugin.
 Result<std::string> plan_wire(const Answer& answer, Report report, const std::string& node);

@@ -100,7 +100,7 @@ refused() {
 @test "a plan for a machine in a file" {
   run "$planner" plan --topology "$lab/four-gpus.xml"
   [ "$status" -eq 0 ]
-  [[ $output == *"2     GPU 2 0000:83:00.0  1     1       mlx5_2:1  PIX"* ]]
+  [[ $output == *"2     2    0000:83:00.0  mlx5_2:1  PIX   1       1"* ]]
   run "$planner" show --topology "$lab/four-gpus.xml"
   [ "$status" -eq 0 ]
   [[ $output == *"mlx5_0:1  0000:04:00.0  0     infiniband  400 Gb/s  yes"* ]]
@@ -129,6 +129,24 @@ assert kinds <= {"svg", "title", "rect", "g", "path", "text", "circle"}, kinds
 assert any(os.path.basename(sys.argv[2])[:40] in (e.text or "") for e in root.iter()), "no file name"
 END
     done
+  done
+}
+
+@test "colours on a terminal only, and not where NO_COLOR asks for none" {
+  command=("$planner" plan --topology "$lab/four-gpus.xml")
+  run env -u NO_COLOR TERM=xterm "${command[@]}"
+  [ "$status" -eq 0 ]
+  [[ $output != *$'\e'* ]]
+  command -v script > /dev/null || skip "script is not installed"
+  on_terminal="script -qec '${command[*]}' /dev/null"
+  run env -u NO_COLOR TERM=xterm sh -c "$on_terminal"
+  [ "$status" -eq 0 ]
+  [[ $output == *$'\e'* ]]
+  for quiet in "NO_COLOR=1 TERM=xterm" "TERM=dumb"; do
+    run env -u NO_COLOR $quiet sh -c "$on_terminal"
+    [ "$status" -eq 0 ]
+    [[ $output == *mlx5_2:1* ]]
+    [[ $output != *$'\e'* ]]
   done
 }
 

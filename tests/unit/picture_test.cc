@@ -26,8 +26,12 @@ std::string picture_of(const Machine& m, const Allocation& a = {}, const Policy&
   return std::move(*svg);
 }
 
+std::vector<NicChoice> used(const Machine& m) {
+  return std::vector<NicChoice>(m.nics.size(), NicChoice{true, ""});
+}
+
 std::string shown(const Machine& m) {
-  auto svg = machine_svg(m, std::vector<NicChoice>(m.nics.size(), NicChoice{true, ""}));
+  auto svg = machine_svg(m, used(m));
   REQUIRE(svg.has_value());
   return std::move(*svg);
 }
@@ -58,7 +62,120 @@ size_t count(const std::vector<std::string>& list, const std::string& word) {
   return static_cast<size_t>(std::count(list.begin(), list.end(), word));
 }
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
+// Parts of a text between empty lines.
+std::vector<std::string> blocks_of(const std::string& text) {
+  std::vector<std::string> out(1);
+  for (const std::string& line : lines_of(text)) {
+    if (line.empty())
+      out.emplace_back();
+    else
+      out.back() += line + '\n';
+  }
+  return out;
+}
+
+std::string text_of(const Machine& m, const Allocation& a, const TextStyle& style) {
+  const auto made = plan(m, a, {});
+  REQUIRE(made.has_value());
+  const Environment env = environment(m, *made, {});
+  return plan_text({m, *made, env}, style);
+}
+
 }  // namespace
+
+TEST_CASE("columns are aligned, whatever stands in them") {
+  Machine m = dgx_a100();
+  m.nics[1].name = std::string(30, 'n');
+  m.nics[2].name = "m\xc3\xbclx";  // one column, two bytes
+  Allocation shapes[3];
+  shapes[1].ranks = 16;
+  shapes[2].ranks = 1;
+  for (const Allocation& a : shapes) {
+    const std::string text = text_of(m, a, {});
+    size_t tables = 0;
+    for (const std::string& block : blocks_of(text + '\n' + machine_text(m, used(m)))) {
+      const auto rows = lines_of(block);
+      if (block.empty()) continue;
+      const std::string first = rows[0].substr(0, rows[0].find(' '));
+      if (!std::set<std::string>{"rank", "#", "GPU", "node"}.contains(first)) continue;
+      ++tables;
+      for (size_t at = 1; at < rows[0].size(); ++at) {
+        if (rows[0][at] == ' ' || rows[0][at - 1] != ' ') continue;
+        for (const std::string& row : rows)
+          if (row.size() > at) CHECK(row[at - 1] == ' ');
+      }
+    }
+    CHECK(tables == 6);
+  }
+}
+
+TEST_CASE("text keeps within 80 columns where it can be broken") {
+  Machine m = box({2, 4, 16, 2, 4});
+  for (int g = 0; g < 16; ++g) add_gpu(m, g / 2);
+  for (int n = 0; n < 16; ++n) add_nic(m, n / 2);
+  m.gpus[3].place.cpus = *parse_cpus(
+      "1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31,33,35,37,39,41,43,45,47,49,51,53,55,57,59,61,63");
+  Allocation a;
+  for (int c = 1; c < 128; c += 2)
+    a.cores = a.cores.value_or(std::vector<int>{}), a.cores->push_back(c);
+  const std::string text = text_of(m, a, {}) + machine_text(m, used(m));
+  for (const std::string& line : lines_of(text))
+    if (line.find('=') == std::string::npos) CHECK(line.size() <= 80);  // variables can be copied
+  // The matrix of 16 GPUs and 16 ports goes by the ports' numbers, in two parts.
+  CHECK(text.find("\nGPU #0   #1   #2 ") != std::string::npos);
+  CHECK(text.find("\n15  SYS  SYS ") != std::string::npos);
+  // A wider terminal has the ports' names.
+  CHECK(machine_text(m, used(m), {false, 200}).find("\nGPU  mlx5_0:1  mlx5_1:1 ") !=
+        std::string::npos);
+}
+
+TEST_CASE("colours are only added: without them the text is the same") {
+  const Machine m = hgx_h100();
+  const std::string without = text_of(m, {}, {}), with = text_of(m, {}, {true, 80});
+  CHECK(without.find('\x1b') == std::string::npos);
+  CHECK(with.find("\x1b[32mPIX\x1b[0m") != std::string::npos);
+  std::string stripped;
+  for (size_t i = 0; i < with.size(); ++i) {
+    if (with[i] == '\x1b')
+      i = with.find('m', i);
+    else
+      stripped += with[i];
+  }
+  CHECK(stripped == without);
+}
+
+TEST_CASE("reasons stand below their rank") {
+  const std::string text = text_of(hgx_h100(), {}, {});
+  CHECK(text.find("\n  rank 3\n    GPU 3 0000:13:00.0") != std::string::npos);
+  CHECK(text.find("\n  rank 4\n    GPU 4 0000:14:00.0") != std::string::npos);
+}
+
+TEST_CASE("names from files cannot write to a terminal") {
+  Machine m = hgx_h100();
+  m.file = "\x1b]0;title\x07.xml";
+  m.nics[0].name = "\x1b[31m\xc2\x9b";
+  m.nics[3].name = "mlx\n5_3";
+  for (const std::string& text : {text_of(m, {}, {}), machine_text(m, used(m))})
+    CHECK(std::all_of(text.begin(), text.end(),
+                      [](char c) { return c == '\n' || (c >= ' ' && c < 127); }));
+}
+
+TEST_CASE("lines are broken between words, and in long lists after commas") {
+  using Lines = std::vector<std::string>;
+  CHECK(broken("", 10) == Lines{""});
+  CHECK(broken("a bb ccc", 4) == Lines{"a bb", "ccc"});
+  CHECK(broken("1,2,3,4,5", 4) == Lines{"1,2,", "3,4,", "5"});
+  CHECK(broken("on 10,20,30,40", 8) == Lines{"on 10,", "20,30,40"});
+  CHECK(broken("abcdefgh", 4) == Lines{"abcdefgh"});
+  CHECK(paragraph("a bb cccc ddddd", 2, 4, {false, 22}) == "  a bb cccc ddddd\n");
+}
 
 TEST_CASE("every rank, GPU and port is in the picture") {
   for (const Machine& m : {hgx_h100(), dgx_a100()}) {

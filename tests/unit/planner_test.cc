@@ -249,7 +249,7 @@ TEST_CASE("control characters stay out of the wire form") {
 TEST_CASE("text explains, in columns") {
   const Made made = make(hgx_h100());
   const std::string text = plan_text(made.answer());
-  CHECK(text.find("\n3     GPU 3 0000:13:00.0  42-55,154-167   0       mlx5_5:1  PIX\n") !=
+  CHECK(text.find("\n3     3    0000:13:00.0  mlx5_5:1  PIX   0       42-55,154-167\n") !=
         std::string::npos);
   CHECK(text.find("left out: farther from every GPU than others") != std::string::npos);
   for (const std::string& line : lines(text)) CHECK_FALSE(line.ends_with(" "));
