@@ -8,8 +8,9 @@ load bind_common
 bats_require_minimum_version 1.5.0
 
 setup_file() {
-  own_lab --nodes 1 --cpus 2 --sockets 2 --gpus 2 --constrain --conf \
-    LaunchParameters=use_interactive_step --conf "InteractiveStepOptions=\"--interactive $TL_SOURCE/tests/e2e/see_rank\"" \
+  own_lab --nodes 1 --cpus 2 --sockets 2 --gpus 2 --constrain --conf PrologFlags=contain \
+    --conf LaunchParameters=use_interactive_step \
+    --conf "InteractiveStepOptions=\"--interactive $TL_SOURCE/tests/e2e/see_rank\"" \
     --topology "$TL_SOURCE/tests/lab/topologies/two-sockets.xml"
   cp "$TL_LAB/etc/plugstack.conf" "$TL_LAB/scratch/plugstack"
 }
@@ -71,6 +72,17 @@ open_all="for i in 0 1; do head -c1 \$TL_LAB/dev/nvidia\$i; done 2>&1 | sed 's/.
   out=$(lab run salloc -Q -n2 --gpus-per-node=2 --gpu-bind-policy=auto)
   echo "$out"
   [[ $out == "n1 0 cpus=0-1 mem=default CUDA_VISIBLE_DEVICES=0,1" ]]
+}
+
+@test "an external step is left alone" {
+  out=$(two_ranks --gpu-bind-policy=auto sh -c '
+    [ $SLURM_LOCALID = 0 ] || { sleep 2; exit; }
+    scontrol listpids | awk "\$3 == \"extern\" && \$1 > 0 { print \$1 }" | while read -r pid; do
+      echo "process $(sed -n "s/^Cpus_allowed_list:\t//p" /proc/$pid/status)"
+      tr "\0" "\n" < /proc/$pid/environ | grep ^GPU_BIND_ || true
+    done' 2> /dev/null)
+  echo "$out"
+  [ "$(sort -u <<< "$out")" = "process 0-1" ]
 }
 
 @test "bind=always binds who did not ask, and who asked otherwise as he asked" {
