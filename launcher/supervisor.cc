@@ -19,6 +19,7 @@
 #include "boot/session.h"
 #include "boot/worker.h"
 #include "config.h"
+#include "launcher/plans.h"
 #include "launcher/worker_process.h"
 
 namespace trainlaunch {
@@ -363,11 +364,14 @@ int supervise(const Job& job) {
     return e.exit;
   }
   auto session = open_session(**bootstrap, VERSION, Pace{}, Deadline::in(bootstrap_limit));
-  if (!session) {
+  const Status joined =
+      session ? compare_plans(*session, system_environment, Deadline::in(bootstrap_limit))
+              : Status(forward(session));
+  if (!joined) {
     const World& w = (*bootstrap)->world();
-    say("rank " + name_ranks(w, {w.rank}) + ": " + session.error().what);
-    (*bootstrap)->abort(session.error().exit);
-    return session.error().exit;
+    say("rank " + name_ranks(w, {w.rank}) + ": " + joined.error().what);
+    (*bootstrap)->abort(joined.error().exit);
+    return joined.error().exit;
   }
   return Supervisor(job, std::move(*signals), descriptors, **bootstrap, std::move(*session)).run();
 }
