@@ -50,6 +50,8 @@ po::options_description describe_options() {
   add("nodelist", text()->value_name("LIST"), "the job's nodes, for the network interface");
   add("requested", text()->value_name("YES|NO"),
       "for the plugin: no, with bind=on-request: plan nothing [yes]");
+  add("environment", text()->value_name("LINES"),
+      "for the plugin's report doctor: what ranks have, NAME=VALUE in each line");
   add("plan", text()->value_name("FILE"),
       "for check: the plan, as `plan --format=json` prints it [made again]");
   add("help", "this text");
@@ -72,6 +74,17 @@ std::vector<std::string> words_of(const std::string& list) {
   std::istringstream in(list);
   for (std::string w; std::getline(in, w, ',');) out.push_back(w);
   return out;
+}
+
+Status take_environment(Arguments& a, const std::string& value) {
+  std::istringstream in(value);
+  for (std::string line; std::getline(in, line);) {
+    const size_t equals = line.find('=');
+    if (equals == std::string::npos || equals == 0)
+      return fail("not of the form NAME=VALUE", exit_code::usage);
+    a.environment[line.substr(0, equals)] = line.substr(equals + 1);
+  }
+  return {};
 }
 
 // Slurm's words for GPUs: numbers, UUIDs, MIG names.
@@ -185,6 +198,7 @@ Status take(Arguments& a, const po::variables_map& vm) {
       given(vm, "format", [&](const std::string& v) { return take_format(a, v); }),
       given(vm, "ranks", [&](const std::string& v) { return take_ranks(a, v); }),
       given(vm, "devices", [&](const std::string& v) { return take_devices(a, v); }),
+      given(vm, "environment", [&](const std::string& v) { return take_environment(a, v); }),
       given(vm, "asked", [&](const std::string& v) { return take_asked(a, v); }),
       given(vm, "gpus",
             [&](const std::string& v) { return take_numbers(a.allocation.gpus, v, 4096); }),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/program_options.hpp>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,10 @@ struct Arguments {
   std::vector<std::string> devices;
   std::string node, nodelist;
   bool requested = true;
-  std::string plan;                // for check: a plan that was printed as JSON
-  bool plan_asked = false;         // an option says what is to be planned
-  std::vector<std::string> files;  // for doctor
+  std::map<std::string, std::string> environment;  // of the ranks, for the doctor's report
+  std::string plan;                                // for check: a plan that was printed as JSON
+  bool plan_asked = false;                         // an option says what is to be planned
+  std::vector<std::string> files;                  // for doctor
 };
 
 boost::program_options::options_description describe_options();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "doctor_plan.h"
 #include "fit.h"
 #include "picture.h"
 #include "report.h"
@@ -117,7 +118,10 @@ Status print_plan(const Arguments& a) {
     fit_to_kernel(*made);
 
   const Answer answer{*machine, *made, env};
-  return print(a.format == Format::wire   ? plan_wire(answer, a.settings.report, a.node)
+  std::vector<Finding> findings;
+  if (a.format == Format::wire && a.settings.report == Report::doctor)
+    findings = diagnose_plan(answer, a.node, a.environment);
+  return print(a.format == Format::wire   ? plan_wire(answer, a.settings.report, a.node, findings)
                : a.format == Format::svg  ? plan_svg(answer)
                : a.format == Format::json ? plan_json(answer)
                                           : plan_text(answer, style_of_output()));

@@ -293,6 +293,25 @@ void add_options(Words& words, bool requested) {
       words.add("--", planner_name(id), "=", state.options.get(id));
 }
 
+// What the doctor looks at of the ranks' environment, a line each; what is too long is left out.
+void add_environment(spank_t sp, Words& words) {
+  constexpr const char* names[] = {
+      "NCCL_IB_HCA",         "NCCL_SOCKET_IFNAME",      "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES",
+      "NCCL_IB_DISABLE",     "NCCL_P2P_DISABLE",        "NCCL_SHM_DISABLE",   "CUDA_DEVICE_ORDER",
+      "HIP_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "OMP_PROC_BIND",      "OMP_PLACES",
+      "SLURM_RLIMIT_MEMLOCK"};
+  static constinit Fixed<16 * 1024> lines;
+  for (const char* name : names) {
+    char value[1024];
+    if (get_env(sp, name, value) != Found::yes || strchr(value, '\n')) continue;
+    lines += name;
+    lines += "=";
+    lines += value;
+    lines += "\n";
+  }
+  if (!lines.empty()) words.add("--environment=", lines.view());
+}
+
 void ask_planner(spank_t sp, const Site& site, bool requested) {
   uint32_t ranks = 0;
   User user;
@@ -321,6 +340,7 @@ void ask_planner(spank_t sp, const Site& site, bool requested) {
   if (state.asked.any()) words.add("--asked=", state.asked.text().view());
   add_options(words, requested);
   words.join(first, state.words);
+  if (state.options.get(report) == "doctor") add_environment(sp, words);
   // Ranks have this list from Slurm.
   if (!add_list(sp, words, "--nodelist=", "SLURM_STEP_NODELIST"))
     add_list(sp, words, "--nodelist=", "SLURM_JOB_NODELIST");

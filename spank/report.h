@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bind/bind.h"
+#include "doctor.h"
 #include "env/env.h"
 #include "settings.h"
 #include "table.h"
@@ -24,7 +25,8 @@ std::string machine_json(const Machine& machine, const std::vector<NicChoice>& n
 std::string plan_text(const Answer& answer, const TextStyle& style = {});
 std::string plan_json(const Answer& answer);
 // An error when the plan is too large for the plugin.
-Result<std::string> plan_wire(const Answer& answer, Report report, const std::string& node);
+Result<std::string> plan_wire(const Answer& answer, Report report, const std::string& node,
+                              const std::vector<Finding>& findings = {});
 // An answer that asks for nothing.
 std::string empty_wire();
 

@@ -40,7 +40,26 @@ void write_variables(Writer& w, const std::vector<Variable>& list) {
   for (const Variable& v : list) w.line("env", (v.set ? "set " : "keep ") + v.name + '=' + v.value);
 }
 
-std::string write(const Answer& a, Report report, const std::string& node, size_t room) {
+// What the doctor found, but for what is told of the plan in any case.
+void write_findings(Writer& w, const Answer& a, const std::string& who,
+                    const std::vector<Finding>& findings) {
+  const auto told = [&](const std::string& code) {
+    return std::any_of(a.plan.warnings.begin(), a.plan.warnings.end(), [&](const Warning& warning) {
+      return !warning.quiet && warning.code == code;
+    });
+  };
+  for (const Finding& f : findings) {
+    // The node's name stands in front of the line.
+    const size_t ranks = f.who.find("rank");
+    const std::string whom = ranks == std::string::npos ? "" : f.who.substr(ranks) + ": ";
+    if (!told(f.code))
+      w.say(who + name_of(f.severity) + ": " + whom + f.message + " [" + f.code +
+            "; mend it with: " + f.fix + ']');
+  }
+}
+
+std::string write(const Answer& a, Report report, const std::string& node,
+                  const std::vector<Finding>& findings, size_t room) {
   Writer w(room);
   w.line("gpu-bind-wire", std::to_string(wire::version));
   w.line("digest", digest(a.machine, a.plan));
@@ -50,14 +69,20 @@ std::string write(const Answer& a, Report report, const std::string& node, size_
     for (const Variable& v : a.env.common) w.say(who + v.name + ": " + source_of(v));
     for (const std::string& note : a.env.notes) w.say(who + "not set: " + note);
   }
+  const auto found = [&](const std::string& code) {
+    return std::any_of(findings.begin(), findings.end(),
+                       [&](const Finding& f) { return f.code == code; });
+  };
   const bool advice = report == Report::full || report == Report::doctor;
   for (const Warning& warning : a.plan.warnings)
     if (!warning.quiet)
       w.line("warn",
              who + warning.message + " [" + warning.code + "; mend it with: " + warning.fix + ']');
-    else if (advice)
+    else if (advice && !found(warning.code))
       w.say(who + warning.message + " [" + warning.code + "; mend it with: " + warning.fix + ']');
-  if (report == Report::doctor && a.plan.warnings.empty()) w.say(who + "nothing to mend");
+  write_findings(w, a, who, findings);
+  if (report == Report::doctor && a.plan.warnings.empty() && findings.empty())
+    w.say(who + "nothing to mend");
 
   for (size_t i = 0; i < a.plan.ranks.size(); ++i) {
     const RankPlan& r = a.plan.ranks[i];
@@ -79,13 +104,14 @@ std::string write(const Answer& a, Report report, const std::string& node, size_
 
 }  // namespace
 
-Result<std::string> plan_wire(const Answer& a, Report report, const std::string& node) {
+Result<std::string> plan_wire(const Answer& a, Report report, const std::string& node,
+                              const std::vector<Finding>& findings) {
   // What is applied comes first; reports get the room that is left.
-  const size_t bare = write(a, Report::none, node, 0).size();
+  const size_t bare = write(a, Report::none, node, {}, 0).size();
   if (bare > wire::max_bytes)
     return fail("the plan of " + std::to_string(a.plan.ranks.size()) +
                 " ranks is larger than the plugin takes");
-  return write(a, report, node, wire::max_bytes - bare);
+  return write(a, report, node, findings, wire::max_bytes - bare);
 }
 
 std::string empty_wire() {

@@ -2,11 +2,13 @@
 //
 //   gpu-bind plan --format=wire --config=FILE --ranks=N --node=NAME --nodelist=LIST
 //                 [--cores=LIST] [--gpus=LIST] [--devices=LIST] [--exclusive] [--asked=LIST]
-//                 [--requested=no] [--policy=... and so on]
+//                 [--requested=no] [--environment=LINES] [--policy=... and so on]
 //
 // --gpus is SLURM_STEP_GPUS; --devices is what Slurm gave the step as CUDA_VISIBLE_DEVICES (or
 // ROCR_VISIBLE_DEVICES): its k-th word names the k-th GPU of --gpus, in whatever form Slurm uses
 // (under ConstrainDevices numbers restart at 0), and the plan answers in the same words.
+// --environment is given for the report `doctor`: what the ranks have of the variables that it
+// looks at, NAME=VALUE in each line.
 // --requested=no: no option or variable of ours was given; with bind=on-request in the
 // configuration the answer is then an empty plan.
 //

@@ -222,6 +222,19 @@ END
   [[ $output == *'"ranks": 2,'*'"code": "gpus-shared"'* ]]
 }
 
+@test "doctor as a report: what ranks will have, as the plugin prints it" {
+  ask=(plan --format=wire --topology "$lab/four-gpus.xml" --exclusive --node=n1 --report=doctor)
+  run "$planner" "${ask[@]}" --environment=$'NCCL_IB_HCA=mlx5_9\nGLOO_SOCKET_IFNAME=^lo\nSLURM_RLIMIT_MEMLOCK=65536'
+  echo "$output"
+  [ "$status" -eq 0 ]
+  [[ $output == *$'\nsay gpu-bind: n1: error: ranks 0-3: GLOO_SOCKET_IFNAME=^lo is in NCCL\'s syntax'*"[gloo-syntax; mend it with: "* ]]
+  [[ $output == *"NCCL_IB_HCA names mlx5_9, which this node does not have [nic-missing; "* ]]
+  [[ $output == *"64 KiB"*"[memlock-low; "* ]]
+  run "$planner" "${ask[@]}" --environment=nothing
+  [ "$status" -eq 2 ]
+  [[ $output == "error --environment: not of the form NAME=VALUE" ]]
+}
+
 @test "doctor: files that are none of check" {
   refused 2 doctor README.md
   [[ $stderr == "gpu-bind: README.md: no object"* ]]
