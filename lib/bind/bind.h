@@ -7,15 +7,16 @@
 //
 // The rules, in the order they are applied:
 //   GPUs    rank i on GPU i of the step, in PCI order, so that rails line up across nodes. Several
-//           GPUs per rank and several ranks per GPU are dealt in blocks; with fewer ranks than GPUs
-//           and no even share, GPUs are taken so that their ports differ.
+//           GPUs per rank and several ranks per GPU are dealt in blocks, of one memory node where
+//           that can be; with fewer ranks than GPUs and no even share, GPUs are taken so that their
+//           ports differ. Or GPUs are matched with the ranks' cores (Policy::gpu).
 //   ports   of the usable ones each GPU gets the nearest; where several are equally near, GPUs do
 //           not share one while another idles (bipartite matching).
 //   cores   disjoint shares of the step's own cores beside the GPU; threads of a core stay
-//   together;
-//           where the step has none there, the nearest it has. Never empty.
+//           together; where the step has none there, the nearest it has. Never empty.
 //   memory  the GPU's memory node, if the rank's cores are there.
-//   A rank whose GPUs are on several memory nodes keeps every CPU and gets no memory node.
+//   A rank whose GPUs are on several memory nodes keeps every CPU and gets no memory node. One
+//   without GPUs gets cores, and the port of the memory node that these are in.
 #pragma once
 
 #include <optional>

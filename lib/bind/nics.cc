@@ -23,6 +23,9 @@ int nearest_tier(const Machine& m, int nic, const std::vector<int>& gpus) {
   return best;
 }
 
+// As the kernel's driver names the one device of two ports that are bonded for RoCE.
+bool is_bond(const Nic& nic) { return nic.name.find("bond") != std::string::npos; }
+
 std::string gbps(double rate) { return std::to_string(std::lround(rate)) + " Gb/s"; }
 
 // Drops ports that are not like the others: of another network, or slower. Slow ones may stay if
@@ -64,18 +67,75 @@ void drop_unlike(const Machine& m, const std::vector<int>& gpus, std::vector<Nic
   }
 }
 
-// Keeps what is nearest to some GPU of the step.
-void drop_far(const Machine& m, const std::vector<int>& gpus, std::vector<NicChoice>& choice) {
-  std::vector<bool> keep(m.nics.size(), false);
-  for (int g : gpus) {
-    int best = 4;
-    for (size_t n = 0; n < m.nics.size(); ++n)
-      if (choice[n].used) best = std::min(best, tier(m.near[static_cast<size_t>(g)][n].level));
-    for (size_t n = 0; n < m.nics.size(); ++n)
-      if (tier(m.near[static_cast<size_t>(g)][n].level) == best) keep[n] = true;
-  }
+// Keeps what is nearest to some GPU of the step. Where GPUs have ports below their own switch, a
+// GPU without one (its port is dead, or there is one for two GPUs) uses those of its neighbours
+// rather than one that is below no GPU's switch: that one is for storage or management, unless
+// the site names the ports to use.
+void drop_far(const Machine& m, const std::vector<int>& gpus, const Policy& policy,
+              std::vector<NicChoice>& choice) {
+  std::vector<int> every;
+  for (size_t g = 0; g < m.gpus.size(); ++g) every.push_back(static_cast<int>(g));
+  std::vector<bool> keep(m.nics.size(), false), below_switch(m.nics.size(), false);
   for (size_t n = 0; n < m.nics.size(); ++n)
-    if (choice[n].used && !keep[n]) choice[n] = {false, "farther from every GPU than others"};
+    below_switch[n] =
+        !policy.nic_include.empty() || nearest_tier(m, static_cast<int>(n), every) == 0;
+  Level others = Level::sys;
+  for (int g : gpus) {
+    const auto& row = m.near[static_cast<size_t>(g)];
+    std::pair<int, bool> best{4, true};
+    const auto rank = [&](size_t n) {
+      return std::make_pair(tier(row[n].level), !below_switch[n]);
+    };
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if (choice[n].used) best = std::min(best, rank(n));
+    for (size_t n = 0; n < m.nics.size(); ++n) {
+      if (!choice[n].used || rank(n) != best) continue;
+      keep[n] = true;
+      others = std::min(others, row[n].level);
+    }
+  }
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    if (!choice[n].used || keep[n]) continue;
+    Level nearest = Level::sys;
+    for (int g : gpus) nearest = std::min(nearest, m.near[static_cast<size_t>(g)][n].level);
+    choice[n] = {false, std::string("farther from every GPU than others: ") + name_of(nearest) +
+                            ", they are " + name_of(others)};
+  }
+}
+
+// Drops functions that are parts of another port: virtual ones where the machine's own ports can be
+// used, and members of a bond.
+void drop_parts(const Machine& m, std::vector<NicChoice>& choice) {
+  bool physical = false;
+  for (size_t n = 0; n < m.nics.size(); ++n)
+    physical = physical || (choice[n].used && !m.nics[n].virtual_function);
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    const Nic& nic = m.nics[n];
+    if (!choice[n].used) continue;
+    if (nic.virtual_function && physical) {
+      choice[n] = {false, "a virtual function of a port that is there itself"};
+      continue;
+    }
+    for (const Nic& bond : m.nics) {
+      const bool one_card = std::tie(bond.pci.domain, bond.pci.bus, bond.pci.device) ==
+                            std::tie(nic.pci.domain, nic.pci.bus, nic.pci.device);
+      if (is_bond(bond) && bond.active && !is_bond(nic) && one_card)
+        choice[n] = {false, "a part of " + bond.name};
+    }
+  }
+}
+
+// NCCL reads no more of a list than this.
+void cut_list(const Machine& m, const std::vector<int>& gpus, std::vector<NicChoice>& choice) {
+  constexpr size_t limit = 32;
+  std::vector<size_t> order;
+  std::set<int> paired;
+  for (const auto& nics : pair_nics(m, gpus, choice)) paired.insert(nics.begin(), nics.end());
+  for (const bool first : {true, false})
+    for (size_t n = 0; n < m.nics.size(); ++n)
+      if (choice[n].used && paired.contains(static_cast<int>(n)) == first) order.push_back(n);
+  for (size_t i = limit; i < order.size(); ++i)
+    choice[order[i]] = {false, "NCCL takes 32 ports, and others are nearer or come first"};
 }
 
 Status take_listed(const Machine& m, const std::vector<std::string>& names,
@@ -119,6 +179,7 @@ class Matching {
  public:
   Matching(const Machine& m, const std::vector<int>& gpus, const std::vector<NicChoice>& choice)
       : gpus_(gpus), candidates_(gpus.size()), users_(m.nics.size()), pairs_(gpus.size()) {
+    std::vector<std::pair<Near, size_t>> nearest;
     for (size_t g = 0; g < gpus.size(); ++g) {
       const auto& row = m.near[static_cast<size_t>(gpus[g])];
       Near best{Level::sys, 1 << 20};
@@ -126,12 +187,15 @@ class Matching {
         if (choice[n].used) best = std::min(best, row[n]);
       for (size_t n = 0; n < row.size(); ++n)
         if (choice[n].used && row[n] == best) candidates_[g].push_back(static_cast<int>(n));
+      nearest.emplace_back(best, g);
     }
+    std::sort(nearest.begin(), nearest.end());
+    for (const auto& [near, g] : nearest) order_.push_back(g);
   }
 
   std::vector<std::vector<int>> run() {
     for (size_t capacity = 1; !all_have(1); ++capacity)
-      for (size_t g = 0; g < gpus_.size(); ++g)
+      for (size_t g : order_)
         if (pairs_[g].empty() && !candidates_[g].empty()) give(g, capacity);
     deal_spare();
     for (auto& p : pairs_) std::sort(p.begin(), p.end());
@@ -228,6 +292,7 @@ class Matching {
   }
 
   const std::vector<int>& gpus_;
+  std::vector<size_t> order_;                 // who is nearest to a port comes first
   std::vector<std::vector<int>> candidates_;  // [gpu], ascending
   std::vector<std::vector<size_t>> users_;    // [nic]
   std::vector<std::vector<int>> pairs_;       // [gpu]
@@ -250,13 +315,17 @@ Result<std::vector<NicChoice>> choose_nics(const Machine& m, const std::vector<i
     const Nic& nic = m.nics[n];
     if (!nic.active)
       choice[n] = {false, "its port is down"};
+    else if (nic.opens == false)
+      choice[n] = {false, "its device below /dev/infiniband cannot be opened"};
     else if (nic.vendor == pci_cisco)
       choice[n] = {false, "usNIC: no remote memory access"};
   }
   drop_unwanted(m, policy, choice);
-  if (policy.nic == NicMode::all) return choice;
-  drop_unlike(m, gpus, choice);
-  if (!gpus.empty()) drop_far(m, gpus, choice);
+  if (policy.nic != NicMode::all) {
+    drop_parts(m, choice);
+    drop_unlike(m, gpus, choice);
+    if (!gpus.empty()) drop_far(m, gpus, policy, choice);
+  }
   if (policy.nic == NicMode::closest && !gpus.empty()) {
     std::set<int> paired;
     for (const auto& nics : pair_nics(m, gpus, choice)) paired.insert(nics.begin(), nics.end());
@@ -264,6 +333,7 @@ Result<std::vector<NicChoice>> choose_nics(const Machine& m, const std::vector<i
       if (choice[n].used && !paired.contains(static_cast<int>(n)))
         choice[n] = {false, "nearest to no GPU"};
   }
+  cut_list(m, gpus, choice);
   return choice;
 }
 

@@ -47,6 +47,7 @@ class Planner {
   void tell_cores(bool doubled, const std::vector<size_t>& one_core);
   void tell_idle_cores();
   void tell_ports();
+  void tell_slow(size_t nic);
   void tell_places();
   int loser(size_t nic) const;
 

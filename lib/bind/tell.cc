@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "bind/planner.h"
@@ -129,11 +130,40 @@ void Planner::tell_ports() {
       plan_.why.push_back("port " + to_string(m_.nics[n]) + " left out: " + plan_.nics[n].why);
   if (p_.nic == NicMode::off || !plan_.binds_gpus) return;
   for (size_t n = 0; n < m_.nics.size(); ++n) {
-    if (m_.nics[n].active) continue;
-    if (const int g = loser(n); g >= 0)
-      warn("nic-down", "port " + to_string(m_.nics[n]) + " beside " + name(g) + " is down",
-           "look at `ibstat " + m_.nics[n].name + "`, its cable and its switch");
+    const Nic& port = m_.nics[n];
+    const int g = loser(n);
+    if (!port.active && g >= 0)
+      warn("nic-down", "port " + to_string(port) + " beside " + name(g) + " is down",
+           "look at `ibstat " + port.name + "`, its cable and its switch");
+    else if (port.opens == false && g >= 0)
+      warn("nic-closed",
+           "port " + to_string(port) + " beside " + name(g) + " cannot be opened by this user",
+           "the rights of its /dev/infiniband/uverbs device, and the job's device cgroup");
+    tell_slow(n);
   }
+}
+
+// A port below a GPU's switch that runs slower than its peers: a bad cable, or a speed that was not
+// agreed on.
+void Planner::tell_slow(size_t n) {
+  const Nic& port = m_.nics[n];
+  double top = 0;
+  for (int other : plan_.used_nics())
+    if (nic(other).link_layer == port.link_layer) top = std::max(top, nic(other).rate_gbps);
+  if (!port.active || port.rate_gbps <= 0 || port.rate_gbps >= top) return;
+  for (const RankPlan& r : plan_.ranks)
+    for (int g : r.gpus) {
+      const Level level = m_.near[static_cast<size_t>(g)][n].level;
+      const bool mine =
+          std::find(r.nics.begin(), r.nics.end(), static_cast<int>(n)) != r.nics.end();
+      if (level > Level::pxb || (!mine && r.gpu_nic && *r.gpu_nic <= level)) continue;
+      warn("nic-slow",
+           "port " + to_string(port) + " beside " + name(g) + " runs at " +
+               std::to_string(std::lround(port.rate_gbps)) + " Gb/s, others at " +
+               std::to_string(std::lround(top)) + " Gb/s",
+           "look at `ibstat " + port.name + "`, its cable and its switch");
+      return;
+    }
 }
 
 // A GPU of a rank to which this dead port would be nearer than what the rank got; or -1.
