@@ -43,6 +43,18 @@ struct Allocation {
   Asked asked;
 };
 
+// The step's GPUs from Slurm's numbers and its words for them, one for each ("0", "GPU-...",
+// "MIG-..."). A UUID that the machine knows decides, for Slurm counts MIG instances in its own
+// order; else the number does, in PCI order. Of instances that the machine does not show nothing
+// can be said: then there are no GPUs, and a warning.
+struct StepGpus {
+  std::vector<int> gpus;           // positions in Machine::gpus
+  std::vector<std::string> words;  // Slurm's for each
+  std::vector<Warning> warnings;
+};
+StepGpus find_gpus(const Machine& machine, const std::vector<int>& numbers,
+                   const std::vector<std::string>& words);
+
 enum class CpuMode : uint8_t { local, numa, off };
 enum class MemMode : uint8_t { preferred, bind, off };
 enum class NicMode : uint8_t { automatic, closest, all, off, list };

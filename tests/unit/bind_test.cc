@@ -9,11 +9,10 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 #include <sstream>
 
-#include "machines.h"
+#include "plans.h"
 
 using namespace trainlaunch;
 using nlohmann::json;
@@ -22,52 +21,6 @@ namespace fs = std::filesystem;
 namespace {
 
 const bool isolated = (isolate_hwloc(), true);
-
-Plan make(const Machine& m, const Allocation& a = {}, const Policy& p = {}) {
-  auto made = plan(m, a, p);
-  REQUIRE_MESSAGE(made.has_value(), (made ? "" : made.error().what));
-  return std::move(*made);
-}
-
-std::vector<int> range(int from, int to) {
-  std::vector<int> out;
-  for (int i = from; i <= to; ++i) out.push_back(i);
-  return out;
-}
-
-std::string cpus(const Plan& p, size_t rank) { return to_list(p.ranks[rank].cpus); }
-
-std::vector<int> nics(const Plan& p) {
-  std::vector<int> out;
-  for (const RankPlan& r : p.ranks) {
-    REQUIRE(r.nics.size() == 1);
-    out.push_back(r.nics[0]);
-  }
-  return out;
-}
-
-std::vector<int> gpus(const Plan& p) {
-  std::vector<int> out;
-  for (const RankPlan& r : p.ranks) {
-    REQUIRE(r.gpus.size() == 1);
-    out.push_back(r.gpus[0]);
-  }
-  return out;
-}
-
-bool warns(const Plan& p, const std::string& code) {
-  return std::any_of(p.warnings.begin(), p.warnings.end(),
-                     [&](const Warning& w) { return w.code == code; });
-}
-
-bool disjoint(const Plan& p) {
-  CpuSet seen;
-  for (const RankPlan& r : p.ranks) {
-    if ((seen & r.cpus).any()) return false;
-    seen |= r.cpus;
-  }
-  return true;
-}
 
 std::string word_of(const json& j) { return j.is_string() ? j.get<std::string>() : ""; }
 
@@ -634,51 +587,6 @@ TEST_CASE("equal plans have equal digests, others do not") {
     CHECK(rails(other) != rails(d));
     CHECK(ports(other) == ports(d));
     CHECK(rails_of(make(crossed)).starts_with("rank 0: rail 1; rank 1: rail 0; rank 2: rail 2"));
-  }
-}
-
-TEST_CASE("whatever the allocation: own cores, never empty, disjoint while there are enough") {
-  std::mt19937 random(11);
-  const Machine machines[] = {hgx_h100(), dgx_a100()};
-  for (int round = 0; round < 120; ++round) {
-    const Machine& m = machines[round % 2];
-    Allocation a;
-    a.ranks = 1 + static_cast<int>(random() % 20);
-    a.cores.emplace();
-    a.gpus.emplace();
-    const size_t density = 1 + random() % 20;
-    for (size_t c = 0; c < m.cores.size(); ++c)
-      if (random() % density == 0) a.cores->push_back(static_cast<int>(c));
-    for (int g = 0; g < 8; ++g)
-      if (random() % 3) a.gpus->push_back(g);
-    if (a.cores->empty()) a.cores->push_back(static_cast<int>(random() % m.cores.size()));
-    const Plan p = make(m, a);
-    CpuSet allowed;
-    for (int c : *a.cores)
-      for (int cpu : m.cores[static_cast<size_t>(c)].cpus) allowed.set(static_cast<size_t>(cpu));
-    CpuSet seen;
-    std::map<int, int> ranks_of;
-    for (const RankPlan& r : p.ranks) {
-      CHECK(r.cpus.any());
-      CHECK((r.cpus & ~allowed).none());
-      for (int g : r.gpus) {
-        CHECK(std::find(a.gpus->begin(), a.gpus->end(), g) != a.gpus->end());
-        ++ranks_of[g];
-      }
-      if (r.keep_cpus) continue;
-      if (a.cores->size() >= p.ranks.size()) CHECK((seen & r.cpus).none());
-      seen |= r.cpus;
-      // Threads of a core stay together.
-      for (const Core& core : m.cores) {
-        const auto has = [&](int cpu) { return r.cpus.test(static_cast<size_t>(cpu)); };
-        CHECK(std::all_of(core.cpus.begin(), core.cpus.end(), has) ==
-              std::any_of(core.cpus.begin(), core.cpus.end(), has));
-      }
-    }
-    // GPUs are shared evenly.
-    for (const auto& [g, n] : ranks_of)
-      CHECK(n <=
-            (a.ranks + static_cast<int>(a.gpus->size()) - 1) / static_cast<int>(a.gpus->size()));
   }
 }
 
