@@ -33,10 +33,11 @@ std::map<std::string, int> words_of_gpus(const Arguments& a) {
 
 // The plan that is made again for this rank, and the devices that it is made of. An error says why
 // there is none.
-Result<Expectation> plan_again(const Arguments& a, RankFacts& facts) {
+Result<Expectation> plan_again(const Arguments& given, RankFacts& facts) {
   std::vector<Warning> warnings;
-  auto machine = find_machine(a, warnings);
+  auto machine = find_machine(given, warnings);
   if (!machine) return forward(machine);
+  const Arguments a = find_gpus(given, *machine, warnings);
   auto made = plan(*machine, a.allocation, a.settings.policy);
   if (!made) {
     gather_devices(facts, *machine, std::vector<NicChoice>(machine->nics.size()), {});

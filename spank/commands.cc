@@ -64,6 +64,15 @@ Result<Machine> find_machine(const Arguments& a, std::vector<Warning>& warnings)
   return machine;
 }
 
+Arguments find_gpus(Arguments a, const Machine& machine, std::vector<Warning>& warnings) {
+  if (!a.allocation.gpus) return a;
+  StepGpus step = find_gpus(machine, *a.allocation.gpus, a.devices);
+  a.allocation.gpus = std::move(step.gpus);
+  a.devices = std::move(step.words);
+  warnings.insert(warnings.end(), step.warnings.begin(), step.warnings.end());
+  return a;
+}
+
 Environment environment_of(const Arguments& a, const Machine& machine, const Plan& plan) {
   Environment env;
   if (a.settings.policy.gpu == GpuMode::off) {
@@ -97,16 +106,17 @@ Status print_machine(const Arguments& a) {
                                           : machine_text(*machine, *nics, style_of_output()));
 }
 
-Status print_plan(const Arguments& a) {
-  const bool wanted = a.settings.bind == BindSwitch::always ||
-                      (a.settings.bind == BindSwitch::on_request && a.requested);
-  if (a.format == Format::wire && (!wanted || a.settings.policy.gpu == GpuMode::off)) {
+Status print_plan(const Arguments& given) {
+  const bool wanted = given.settings.bind == BindSwitch::always ||
+                      (given.settings.bind == BindSwitch::on_request && given.requested);
+  if (given.format == Format::wire && (!wanted || given.settings.policy.gpu == GpuMode::off)) {
     std::cout << empty_wire();
     return {};
   }
   std::vector<Warning> warnings;
-  auto machine = find_machine(a, warnings);
+  auto machine = find_machine(given, warnings);
   if (!machine) return forward(machine);
+  const Arguments a = find_gpus(given, *machine, warnings);
   auto made = plan(*machine, a.allocation, a.settings.policy);
   if (!made) return forward(made);
   made->warnings.insert(made->warnings.begin(), warnings.begin(), warnings.end());

@@ -15,6 +15,8 @@ Result<bool> diagnose_job(const Arguments& arguments);
 
 // What they share. The machine to plan for, and what has to be said about it:
 Result<Machine> find_machine(const Arguments& arguments, std::vector<Warning>& warnings);
+// The same arguments with the step's GPUs as the machine counts them.
+Arguments find_gpus(Arguments arguments, const Machine& machine, std::vector<Warning>& warnings);
 Result<std::vector<RankFacts>> own_facts(const Arguments& arguments);
 Environment environment_of(const Arguments& arguments, const Machine& machine, const Plan& plan);
 

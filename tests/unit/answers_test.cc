@@ -42,11 +42,8 @@ const std::vector<Difference> differences = {
     // and
     // nothing in the text tells which one the GPU is in. So it is unknown.
     {"topo-m/traverse-ac922-slurm-1task", "numa"},
-    // GPUs 1, 3, 5, 7 have two ports of their node equally near, each with one GPU on it already;
-    // the file's note allows either.
-    {"topo-m/h20-8gpu-4nic", "pair"},
-    // GPUs 0 and 2 are equally far from both ports, each with one GPU on it already.
-    {"topo-m/polaris-a100", "pair"},
+    // Both ports are equally far from every GPU but GPU 6, and each serves four GPUs in both.
+    {"topo-m/rtx4090x8-dual-socket", "pair"},
 };
 
 class Comparison {

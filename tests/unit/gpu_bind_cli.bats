@@ -62,8 +62,11 @@ refused() {
   refused 2 plan --asked=disk
   refused 2 plan --devices='a;b'
   refused 2 plan --format=png
-  refused 2 plan --policy=map:1,0
-  [[ $stderr == *"use one of auto, off"* ]]
+  refused 2 plan --policy=map:1,
+  refused 2 plan --topology "$lab/four-gpus.xml" --policy=map:0,4
+  [[ $stderr == *"the step has GPUs 0-3; its GPUs count from 0"* ]]
+  refused 2 plan --policy=nearest
+  [[ $stderr == *"use one of auto, closest, map:LIST, off"* ]]
   refused 2 plan --policy
   refused 2 plan --config=/nowhere/gpu-bind.conf
 }
@@ -89,9 +92,9 @@ refused() {
   [ "$status" -eq 1 ]
   [[ $output == "error the step has GPU 7"* ]]
   [ "${#lines[@]}" -eq 1 ]
-  run "$planner" plan --format=wire --policy=closest
+  run "$planner" plan --format=wire --policy=nearest
   [ "$status" -eq 2 ]
-  [[ $output == "error --policy=closest: not available"* ]]
+  [[ $output == "error --policy=nearest: use one of auto, closest, map:LIST, off" ]]
   run "$planner" show --format=wire
   [ "$status" -eq 2 ]
   [ "$output" = "error --format: show has text, json and svg" ]
