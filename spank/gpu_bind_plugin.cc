@@ -340,9 +340,7 @@ void ask_planner(spank_t sp, const Site& site, bool requested) {
   if (state.asked.any()) words.add("--asked=", state.asked.text().view());
   add_options(words, requested);
   words.join(first, state.words);
-  // Not asked here, the site may still want that report.
-  if (!state.options.has(report) || state.options.get(report) == "doctor")
-    add_environment(sp, words);
+  if (state.options.get(report) == "doctor") add_environment(sp, words);
   // Ranks have this list from Slurm.
   if (!add_list(sp, words, "--nodelist=", "SLURM_STEP_NODELIST"))
     add_list(sp, words, "--nodelist=", "SLURM_JOB_NODELIST");

@@ -54,7 +54,7 @@ ours='env | grep -E "^(GPU_BIND_(SET|PLAN)|NCCL_|GLOO_|UCX_)" | sort'
     read -r name rest <<< "$command"
     run "$name" --gpu-bind-policy=bogus $rest
     [ "$status" = 1 ]
-    [ "$output" = "$name: error: gpu-bind: --gpu-bind-policy=bogus: no such value; use auto, off or help" ]
+    [ "$output" = "$name: error: gpu-bind: --gpu-bind-policy=bogus: no such value; use auto, closest, map:<gpus>, off or help" ]
     GPU_BIND_STRICT=perhaps run "$name" $rest
     [ "$status" = 1 ]
     [ "$output" = "$name: error: gpu-bind: GPU_BIND_STRICT=perhaps: no such value; use yes, no or help" ]
