@@ -43,6 +43,8 @@ std::string filled(const char* fill, const char* stroke, double width = 1.2) {
 }
 std::string dashed(const std::string& look) { return look + " stroke-dasharray=\"4 3\""; }
 
+std::string after_comma(const std::string& words) { return words.empty() ? "" : ", " + words; }
+
 std::string base_name(const std::string& file) {
   return file.substr(file.find_last_of('/') == std::string::npos ? 0 : file.find_last_of('/') + 1);
 }
@@ -82,7 +84,7 @@ class Picture {
     layout_ = lay_out(m, nics, answer ? answer->plan.ranks : none, 104);
     for (size_t r = 0; r < layout_.ranks.size(); ++r) {
       for (const int g : answer->plan.ranks[r].gpus) gpu_ranks_[g].insert(static_cast<int>(r));
-      for (const Link& l : layout_.links[r]) nic_ranks_[l.nic].insert(static_cast<int>(r));
+      for (const int n : answer->plan.ranks[r].nics) nic_ranks_[n].insert(static_cast<int>(r));
     }
     y_ = layout_.height;
   }
@@ -245,26 +247,31 @@ class Picture {
   void lines_to_ports() {
     struct Line {
       size_t rank;
-      Link link;
+      double x, y;  // where it begins: at its GPU, or at a rank that has none
+      Level level;
     };
     std::map<int, std::vector<Line>> at_port;
-    for (size_t r = 0; r < layout_.links.size(); ++r)
-      for (const Link& l : layout_.links[r]) at_port[l.nic].push_back({r, l});
+    for (size_t r = 0; r < layout_.links.size(); ++r) {
+      for (const Link& l : layout_.links[r]) {
+        const Box& from = layout_.gpus.at(l.gpu);
+        at_port[l.nic].push_back({r, from.right(), from.middle(), l.level});
+      }
+      const Box& from = layout_.ranks[r];
+      if (plan_of(r).gpus.empty())
+        for (const int n : plan_of(r).nics)
+          at_port[n].push_back({r, from.right(), from.middle(), Level::node});
+    }
     for (auto& [nic, lines] : at_port) {
       const Box& to = layout_.port(nic);
-      const auto from = [&](const Line& l) { return layout_.gpus.at(l.link.gpu).middle(); };
       std::stable_sort(lines.begin(), lines.end(),
-                       [&](const Line& a, const Line& b) { return from(a) < from(b); });
-      const double apart =
-          std::min(8.0, (to.h - 10) / static_cast<double>(std::max<size_t>(1, lines.size() - 1)));
+                       [](const Line& a, const Line& b) { return a.y < b.y; });
+      const auto gaps = static_cast<double>(lines.size() - 1);
+      const double apart = std::min(8.0, (to.h - 10) / std::max(1.0, gaps));
       for (size_t i = 0; i < lines.size(); ++i) {
-        const double end =
-            to.middle() +
-            (static_cast<double>(i) - static_cast<double>(lines.size() - 1) / 2) * apart;
-        const Box& gpu_box = layout_.gpus.at(lines[i].link.gpu);
-        std::string look = stroke(lines[i].rank, lines[i].link.level <= Level::pxb ? 2.4 : 1.8);
-        if (lines[i].link.level == Level::sys) look += " stroke-dasharray=\"6 4\"";
-        d_.curve(gpu_box.right(), from(lines[i]), to.x, end, look);
+        const double end = to.middle() + (static_cast<double>(i) - gaps / 2) * apart;
+        std::string look = stroke(lines[i].rank, lines[i].level <= Level::pxb ? 2.4 : 1.8);
+        if (lines[i].level == Level::sys) look += " stroke-dasharray=\"6 4\"";
+        d_.curve(lines[i].x, lines[i].y, to.x, end, look);
         ends_.push_back({to.x, end, lines[i].rank});
       }
     }
@@ -283,15 +290,15 @@ class Picture {
   void two_lines(const Box& box, const std::string& first, const std::string& second,
                  const Font& f1, const Font& f2) {
     const double x = box.x + 12, room = box.w - 20;
-    d_.text(x, box.middle() - 3, f1, svg::fit(first, room, f1));
+    d_.text(x, box.middle() + (second.empty() ? 4.5 : -3), f1, svg::fit(first, room, f1));
     d_.text(x, box.middle() + 12, f2, svg::fit(second, room, f2));
   }
 
   void gpu(int g, const Box& box) {
     const Gpu& gpu = m_.gpus[static_cast<size_t>(g)];
     const auto& ranks = gpu_ranks_[g];
-    std::string title =
-        "GPU " + std::to_string(gpu.index) + ", " + to_string(gpu) + ", " + name_of(gpu.vendor);
+    std::string title = "GPU " + std::to_string(gpu.index) + after_comma(pci_name(m_, gpu)) + ", " +
+                        name_of(gpu.vendor);
     if (!gpu.uuid.empty()) title += ", " + gpu.uuid.substr(0, 96);
     if (answer_)
       title += ranks.empty() ? ": no rank"
@@ -301,7 +308,7 @@ class Picture {
     const std::string look = look_of_ranks(ranks);
     d_.rect(box, 5, answer_ && ranks.empty() ? dashed(look) : look);
     const Font name{13, true}, side{11, false, false, soft, "end"};
-    two_lines(box, "GPU " + std::to_string(gpu.index), to_string(gpu), name,
+    two_lines(box, "GPU " + std::to_string(gpu.index), pci_name(m_, gpu), name,
               {11, false, true, soft});
     d_.text(box.right() - 9, box.middle() - 3, side,
             answer_ && ranks.empty() ? "no rank" : name_of(gpu.vendor));
@@ -319,7 +326,8 @@ class Picture {
       for (const int n : p.nics)
         names += (names.empty() ? "" : ", ") +
                  svg::fit(to_string(m_.nics[static_cast<size_t>(n)]), 300, second);
-      d_.begin("not used: " + names + (one ? ", " + to_string(nic.pci) : "") + ": " + choice.why);
+      d_.begin("not used: " + names + (one ? after_comma(pci_name(m_, nic)) : "") + ": " +
+               choice.why);
       d_.rect(p.box, 5, dashed(filled("#f6f7f9", "#b8c1cb", 1.1)));
       two_lines(p.box, one ? to_string(nic) : std::to_string(p.nics.size()) + " ports not used",
                 choice.why, name, second);
@@ -327,10 +335,10 @@ class Picture {
       return;
     }
     const auto& ranks = nic_ranks_[p.nics.front()];
-    d_.begin(to_string(nic) + ", " + to_string(nic.pci) + ", " + name_of(nic.link_layer) +
-             (nic.rate_gbps > 0 ? ", " + rate_name(nic) : ""));
+    d_.begin(to_string(nic) + after_comma(pci_name(m_, nic)) + ", " + name_of(nic.link_layer) +
+             after_comma(rate_name(nic)));
     d_.rect(p.box, 5, look_of_ranks(ranks));
-    two_lines(p.box, to_string(nic), to_string(nic.pci), name, second);
+    two_lines(p.box, to_string(nic), pci_name(m_, nic), name, second);
     const Font side{11, false, false, soft, "end"};
     const double room = p.box.w - 32 - svg::width_of(to_string(nic), name);
     const std::string about = nic.rate_gbps > 0                      ? rate_name(nic)

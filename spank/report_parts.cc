@@ -26,11 +26,17 @@ std::vector<std::string> split_words(std::string_view text) {
 
 std::string source_of(const Variable& v) { return name_of(v.source) + (": " + v.why); }
 
+std::string pci_name(const Machine& m, const Gpu& g) { return m.made_up_ids ? "" : to_string(g); }
+std::string pci_name(const Machine& m, const Nic& n) {
+  return m.made_up_ids ? "" : to_string(n.pci);
+}
+
 std::string gpu_names(const Machine& m, const std::vector<int>& gpus) {
   std::string out;
   for (int g : gpus) {
     const Gpu& gpu = m.gpus[static_cast<size_t>(g)];
-    out += (out.empty() ? "GPU " : ", GPU ") + std::to_string(gpu.index) + ' ' + to_string(gpu);
+    out += (out.empty() ? "GPU " : ", GPU ") + std::to_string(gpu.index);
+    if (!m.made_up_ids) out += ' ' + to_string(gpu);
   }
   return out;
 }

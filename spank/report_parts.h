@@ -14,6 +14,9 @@ std::string rank_json(const Answer& answer, size_t rank, const std::string& node
 std::string rank_line(const Answer& answer, size_t rank, const std::string& node);
 
 std::string source_of(const Variable& variable);  // "site: for efa"
+// The PCI function, with what tells apart the GPUs of one; empty where the source has none.
+std::string pci_name(const Machine& machine, const Gpu& gpu);
+std::string pci_name(const Machine& machine, const Nic& nic);
 std::string gpu_names(const Machine& machine,
                       const std::vector<int>& gpus);  // "GPU 0 0000:06:00.0"
 std::string nic_names(const Machine& machine, const std::vector<int>& nics);  // "mlx5_0:1,mlx5_1:1"

@@ -11,10 +11,6 @@ namespace {
 
 std::string or_dash(std::string s) { return s.empty() ? "-" : s; }
 std::string node_name(int node) { return node < 0 ? "-" : std::to_string(node); }
-std::string pci_name(const Machine& m, const Gpu& g) { return m.made_up_ids ? "-" : to_string(g); }
-std::string pci_name(const Machine& m, const Nic& n) {
-  return m.made_up_ids ? "-" : to_string(n.pci);
-}
 
 Cell level_cell(Level level) {
   return {name_of(level), level <= Level::pxb  ? Look::good
@@ -52,8 +48,8 @@ std::string gpu_table(const Machine& m, const TextStyle& style) {
   if (m.gpus.empty()) return "";
   Table t(style, {"GPU", "PCI", "vendor", "node", "CPUs"});
   for (const Gpu& g : m.gpus)
-    t.row({std::to_string(g.index), pci_name(m, g), name_of(g.vendor), node_name(g.place.numa),
-           to_list(g.place.cpus)});
+    t.row({std::to_string(g.index), or_dash(pci_name(m, g)), name_of(g.vendor),
+           node_name(g.place.numa), to_list(g.place.cpus)});
   return '\n' + t.text();
 }
 
@@ -103,7 +99,7 @@ std::string port_table(const Machine& m, const std::vector<NicChoice>& choice,
     const Look look = used ? Look::plain : Look::dim;
     t.row({{std::to_string(i), look},
            {to_string(n), look},
-           {pci_name(m, n), look},
+           {or_dash(pci_name(m, n)), look},
            {node_name(n.place.numa), look},
            {name_of(n.link_layer), look},
            {or_dash(rate_name(n)), look},
@@ -123,7 +119,7 @@ void rank_rows(Table& t, const Answer& a, size_t rank) {
     const Gpu* g = gpu < 0 ? nullptr : &a.machine.gpus[static_cast<size_t>(gpu)];
     const std::string none = first ? "-" : "";
     t.row({first ? std::to_string(rank) : "", g ? std::to_string(g->index) : none,
-           g ? pci_name(a.machine, *g) : none,
+           g ? or_dash(pci_name(a.machine, *g)) : none,
            nic < 0 ? "-" : to_string(a.machine.nics[static_cast<size_t>(nic)]), std::move(level),
            first ? shared[0] : "", first ? shared[1] : ""});
     first = false;
@@ -220,7 +216,7 @@ std::string rank_line(const Answer& a, size_t i, const std::string& node) {
 std::string machine_text(const Machine& m, const std::vector<NicChoice>& nics,
                          const TextStyle& style) {
   return headline(m, style) + node_table(m, style) + gpu_table(m, style) + nearness(m, style) +
-         port_table(m, nics, style) + warnings_text(m.warnings, style);
+         port_table(m, nics, style);
 }
 
 std::string plan_text(const Answer& a, const TextStyle& style) {

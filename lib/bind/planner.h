@@ -54,7 +54,9 @@ class Planner {
   const Gpu& gpu(int g) const { return m_.gpus[static_cast<size_t>(g)]; }
   const Core& core(int c) const { return m_.cores[static_cast<size_t>(c)]; }
   const Nic& nic(int n) const { return m_.nics[static_cast<size_t>(n)]; }
-  std::string name(int g) const { return "GPU " + std::to_string(g) + ' ' + to_string(gpu(g)); }
+  std::string name(int g) const {
+    return "GPU " + std::to_string(g) + (m_.made_up_ids ? "" : ' ' + to_string(gpu(g)));
+  }
   void warn(const char* code, std::string message, std::string fix, bool quiet = false) {
     plan_.warnings.push_back({code, std::move(message), std::move(fix), quiet});
   }

@@ -135,6 +135,11 @@ END
   done
 }
 
+@test "the README's picture is what the planner draws" {
+  "$planner" plan --topology tests/data/eight-gpus.xml --format=svg |
+    diff - etc/examples/plan.svg
+}
+
 @test "colours on a terminal only, and not where NO_COLOR asks for none" {
   command=("$planner" plan --topology "$lab/four-gpus.xml")
   run env -u NO_COLOR TERM=xterm "${command[@]}"

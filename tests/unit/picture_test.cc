@@ -238,6 +238,31 @@ TEST_CASE("ranks in any number, with and without GPUs") {
   CHECK(count(words, "no rank") == 6);
 }
 
+TEST_CASE("a rank without a GPU is joined to its port") {
+  Machine m = box({});
+  add_nic(m, 1);
+  Allocation a;
+  a.ranks = 2;
+  const auto made = plan(m, a, {});
+  REQUIRE(made.has_value());
+  size_t ends = 0;
+  for (const RankPlan& r : made->ranks) ends += r.nics.size();
+  REQUIRE(ends > 0);
+  size_t points = 0;
+  each(parse(picture_of(m, a)), "circle", [&](const Tree& t) {
+    points += t.get<double>("<xmlattr>.cx") > 600;  // at ports, not at memory nodes
+  });
+  CHECK(points == ends);
+}
+
+TEST_CASE("PCI functions that a source does not have are not shown") {
+  Machine m = hgx_h100();
+  m.made_up_ids = true;
+  for (const std::string& shown : {shown(m), machine_text(m, used(m))})
+    CHECK(shown.find("0000:") == std::string::npos);
+  CHECK(count(contents(picture_of(m), "text"), "GPU 3") == 1);
+}
+
 TEST_CASE("the machine alone has no ranks") {
   const auto words = contents(shown(dgx_a100()), "text");
   CHECK(count(words, "GPU 7") == 1);
