@@ -322,6 +322,12 @@ void add_run_options(OptionTable& t, RunConfig& c) {
           "the newest ones are kept, two at least; 0: all");
   t.whole("checkpoint.keep-every", &c.checkpoint.keep_every, 0, any,
           "steps: multiples of it are kept for good; 0: none");
+  t.whole("checkpoint.attempts", &c.checkpoint.attempts, 0, any_int,
+          "starts from one step without a new checkpoint; 0: no limit");
+  t.text("checkpoint.local-dir", &c.checkpoint.local_dir,
+         "of each node, for checkpoints that live as long as it does", false);
+  t.whole("checkpoint.local-every", &c.checkpoint.local_every, 0, any,
+          "steps between those in local-dir; 0: none");
   t.choice<OnSaveError>("checkpoint.on-error", &c.checkpoint.on_error,
                         {{"continue", OnSaveError::go_on}, {"abort", OnSaveError::abort}},
                         "what a checkpoint that cannot be written does to the run");

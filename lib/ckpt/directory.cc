@@ -26,15 +26,6 @@ std::string plain(const std::string& path) {
   return p.empty() ? "." : p.string();
 }
 
-// Only so that two attempts never share a name; a short read would do no harm.
-std::string random_hex() {
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(getpid());
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random));
-  return text;
-}
-
 // On NFS a handle can be stale once, when another client has replaced what a name meant.
 int open_fresh(int dir, const char* name, int flags) {
   const int fd = openat(dir, name, flags);
@@ -75,6 +66,15 @@ std::optional<uint64_t> step_of(std::string_view name) {
   auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, step);
   if (error != std::errc() || rest != end || checkpoint_name(step) != name) return std::nullopt;
   return step;
+}
+
+// Only so that two attempts never share a name; a short read would do no harm.
+std::string random_hex() {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(getpid());
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(random));
+  return text;
 }
 
 std::string temporary_name(uint64_t step) {

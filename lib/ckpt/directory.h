@@ -18,6 +18,7 @@ std::optional<uint64_t> step_of(std::string_view name);
 
 // Names that a save in progress uses, ".step-<S>.<random>.tmp", and a removal,
 // ".trash.<random>".
+std::string random_hex();  // 16 characters
 std::string temporary_name(uint64_t step);
 std::string trash_name();
 bool is_temporary(std::string_view name);

@@ -12,6 +12,7 @@ namespace trainlaunch {
 
 inline constexpr const char* manifest_name = "MANIFEST.json";
 inline constexpr const char* verified_name = "VERIFIED";
+inline constexpr const char* reason_name = "WHY";  // of one that cannot be used
 inline constexpr uint64_t manifest_format = 2;
 inline constexpr uint64_t manifest_limit = uint64_t{256} << 20;  // bytes; more is not read
 
@@ -40,8 +41,6 @@ std::string shard_name(int rank);
 
 // XXH3-128 of a text.
 std::string digest_of(std::string_view text);
-// Of the options of a run: equal for equal ones.
-std::string config_digest(const std::map<std::string, std::string>& config);
 
 std::string write_manifest(const Manifest& manifest);
 // Of a text that is that of a manifest.

@@ -27,6 +27,11 @@ std::string owner_name(const World& world) {
          " on " + world.nodes[world.node_of[world.rank]];
 }
 
+std::string name_of(Level level, uint64_t step) {
+  return (level == Level::local ? "local checkpoint of step " : "checkpoint of step ") +
+         std::to_string(step);
+}
+
 // Ranks on the node that has most of them.
 int largest_node(const World& world) {
   std::vector<int> ranks(world.nodes.size());
@@ -69,6 +74,13 @@ Result<Place::Part> Place::decode(const std::string& text, int rank) {
   }
 }
 
+int Place::leader_of(int rank) const {
+  if (level_ == Level::shared) return 0;
+  const auto& node_of = world().node_of;
+  const auto first = std::find(node_of.begin(), node_of.end(), node_of[static_cast<size_t>(rank)]);
+  return static_cast<int>(first - node_of.begin());
+}
+
 std::string Place::called(int rank) const {
   return "rank " + std::to_string(rank) + " (" + world().nodes[world().node_of[rank]] + "): ";
 }
@@ -89,29 +101,33 @@ Status Place::all_well(const char* name, const Status& mine) {
 
 // Opening ----------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<Place>> Place::open(const std::string& path, const SaveOptions& options,
+Result<std::unique_ptr<Place>> Place::open(const Source& where, const SaveOptions& options,
                                            Control& control) {
-  const bool leads = control.world().rank == 0;
+  const World& world = control.world();
+  const bool leads = where.level == Level::shared ? world.rank == 0 : world.local_rank == 0;
   auto open_mine = [&]() -> Result<std::unique_ptr<Place>> {
-    auto dir = leads ? Directory::open_or_make(path) : Directory::open(path);
+    auto dir = leads ? Directory::open_or_make(where.path) : Directory::open(where.path);
     if (!dir) return forward(dir);
-    std::unique_ptr<Place> place(new Place(std::move(*dir), options, control));
+    std::unique_ptr<Place> place(new Place(where.level, std::move(*dir), options, control));
     if (!leads) return place;
-    auto owned = Ownership::take(place->dir_, owner_name(control.world()), place->warnings_);
+    auto owned = Ownership::take(place->dir_, owner_name(world), place->warnings_);
     if (!owned) return forward(owned);
     place->ownership_ = std::move(*owned);
     return place;
   };
-  // Rank 0 makes the directory; the others open it when it is there.
+  // Those that lead make the directory; the others open it when it is there.
   Result<std::unique_ptr<Place>> mine;
+  const std::string option = where.level == Level::shared ? "run-dir: " : "checkpoint.local-dir: ";
   for (bool first : {true, false}) {
     const bool acts = first == leads;
     if (acts) mine = open_mine();
     auto all = control.gather("checkpoint: open", acts && !mine ? mine.error().what : "",
                               Deadline::in(storage_timeout));
     if (!all) return forward(all);
-    for (const std::string& error : *all)
-      if (!error.empty()) return fail("run-dir: " + error, exit_code::usage);
+    for (size_t r = 0; r < all->size(); ++r)
+      if (!(*all)[r].empty())
+        return fail(option + (r > 0 ? world.nodes[world.node_of[r]] + ": " : "") + (*all)[r],
+                    exit_code::usage);
   }
   return mine;
 }
@@ -120,11 +136,12 @@ Result<std::unique_ptr<Place>> Place::open(const std::string& path, const SaveOp
 
 std::vector<std::string> Place::save(const SaveJob& job, const Decided& decided) {
   Outcome outcome;
+  outcome.level = level_;
   outcome.step = job.state.step;
   outcome.path = dir_.path_of(checkpoint_name(job.state.step));
   Manifest manifest;
   auto done = attempt(job, outcome, manifest);
-  const std::string which = "checkpoint of step " + std::to_string(job.state.step);
+  const std::string which = name_of(level_, job.state.step);
   if (!done) {
     outcome.status = fail(which + " failed: " + done.error().what);
     decided(std::move(outcome));
@@ -136,7 +153,7 @@ std::vector<std::string> Place::save(const SaveJob& job, const Decided& decided)
   auto note = [&](const Status& s) {
     if (!s && leads()) notes.push_back(which + ": " + s.error().what);
   };
-  if (options_.verify && !job.hurry) {
+  if (options_.verify && !job.how.hurry) {
     const Status read = all_well("save: read back", read_back(manifest));
     note(read);
     if (read) note(mark_verified(job.state.step, manifest.digest));
@@ -151,9 +168,9 @@ std::vector<std::string> Place::save(const SaveJob& job, const Decided& decided)
 
 // Errors are the same on every rank, but for a lost channel.
 Status Place::attempt(const SaveJob& job, Outcome& outcome, Manifest& manifest) {
-  auto bytes = total_bytes(job);
+  auto bytes = count_bytes(job);
   if (!bytes) return forward(bytes);
-  outcome.bytes = *bytes;
+  outcome.bytes = bytes->all;
   auto temporary = make_temporary(job.state.step, *bytes);
   if (!temporary) return forward(temporary);
 
@@ -167,38 +184,51 @@ Status Place::attempt(const SaveJob& job, Outcome& outcome, Manifest& manifest) 
   } else {
     done = forward(parts);
   }
-  if (leads()) {
-    if (done) done = commit(*temporary, manifest);
-    // What cannot be removed now is removed at the next start.
-    if (!done && !ownership_.lost()) (void)dir_.remove(*temporary, manifest_name);
-  }
-  if (!parts) return done;
-  // Rank 0 decides: the others hear whether it has.
-  auto all = gather("save: outcome", leads() ? (ownership_.lost() ? "!" : "") + text_of(done) : "");
-  if (!all) return forward(all);
-  std::string decision = all->front();
-  outcome.succeeded_by_another = decision.starts_with("!");
-  if (outcome.succeeded_by_another) decision.erase(0, 1);
-  if (!decision.empty()) return fail(decision);
+  if (leads() && done) done = commit(*temporary, manifest);
+  if (parts) done = decide(done, outcome);
+  // What cannot be removed now is removed at the next start.
+  if (leads() && !done && !ownership_.lost() && dir_.has(*temporary))
+    (void)dir_.remove(*temporary, manifest_name);
   return done;
 }
 
+// Those that lead say how they fared, and all hear it.
+Status Place::decide(const Status& mine, Outcome& outcome) {
+  auto all = gather("save: outcome", leads() ? (ownership_.lost() ? "!" : "") + text_of(mine) : "");
+  if (!all) return forward(all);
+  for (size_t r = 0; r < all->size(); ++r) {
+    std::string& said = (*all)[r];
+    if (said.empty()) continue;
+    // Another node's part is missing, and this one's is of no use without it.
+    if (leads() && mine) (void)dir_.remove(checkpoint_name(outcome.step), manifest_name);
+    outcome.succeeded_by_another = said.starts_with("!");
+    if (outcome.succeeded_by_another) said.erase(0, 1);
+    return fail(level_ == Level::shared ? said : called(static_cast<int>(r)) + said);
+  }
+  return {};
+}
+
 // How large all of it is, when every rank has its copy.
-Result<uint64_t> Place::total_bytes(const SaveJob& job) {
+Result<Place::Bytes> Place::count_bytes(const SaveJob& job) {
   Status taken = job.taken;
   if (taken) taken = job.snapshot->ready(Deadline::in(storage_timeout));
   auto all = gather("save: begin",
                     taken ? std::to_string(job.snapshot->image().size()) : "!" + text_of(taken));
   if (!all) return forward(all);
-  uint64_t total = 0;
+  Bytes bytes;
   for (size_t r = 0; r < all->size(); ++r) {
-    if ((*all)[r].starts_with("!")) return fail(called(static_cast<int>(r)) + (*all)[r].substr(1));
-    total += std::strtoull((*all)[r].c_str(), nullptr, 10);
+    const int rank = static_cast<int>(r);
+    if ((*all)[r].starts_with("!")) return fail(called(rank) + (*all)[r].substr(1));
+    const uint64_t n = std::strtoull((*all)[r].c_str(), nullptr, 10);
+    bytes.all += n;
+    if (leader_of(rank) != leader_of(world().rank)) continue;
+    bytes.here += n;
+    ++bytes.files;
   }
-  return total;
+  return bytes;
 }
 
-Result<std::string> Place::make_temporary(uint64_t step, uint64_t bytes) {
+Result<std::string> Place::make_temporary(uint64_t step, const Bytes& bytes) {
   std::string answer;  // "+<name>", or an error
   if (leads()) {
     const std::string name = temporary_name(step);
@@ -207,16 +237,23 @@ Result<std::string> Place::make_temporary(uint64_t step, uint64_t bytes) {
   }
   auto all = gather("save: directory", answer);
   if (!all) return forward(all);
-  if (!all->front().starts_with("+")) return fail(all->front());
-  return all->front().substr(1);
+  const auto name_from = [&](int leader) { return (*all)[static_cast<size_t>(leader)]; };
+  const std::string mine = name_from(leader_of(world().rank));
+  for (int r = 0; r < world().size; ++r) {
+    const std::string said = name_from(leader_of(r));
+    if (said.starts_with("+")) continue;
+    if (leads() && mine.starts_with("+")) (void)dir_.remove(mine.substr(1), manifest_name);
+    return fail(level_ == Level::shared ? said : called(leader_of(r)) + said);
+  }
+  return mine.substr(1);
 }
 
-Status Place::prepare(const std::string& temporary, uint64_t bytes) const {
+Status Place::prepare(const std::string& temporary, const Bytes& bytes) const {
   auto space = dir_.space();
   if (!space) return forward(space);
-  // A shard of each rank, the manifest, the mark that all is read back, and the directory.
-  const uint64_t needed = bytes + (uint64_t{1} << 20),
-                 files = static_cast<uint64_t>(world().size) + 3;
+  // The shards, the manifest, the mark that all is read back, and the directory.
+  const uint64_t needed = bytes.here + (uint64_t{1} << 20),
+                 files = static_cast<uint64_t>(bytes.files) + 3;
   if (space->bytes < needed)
     return fail(dir_.path() + " has " + mib(space->bytes) + " free and the checkpoint needs " +
                 mib(needed));
@@ -305,31 +342,46 @@ Status Place::retain() {
   return {};
 }
 
-// The new name: the first that is free, as an earlier resumption may have used some.
-Result<std::string> Place::set_aside(const std::string& name, const std::string& suffix) const {
-  std::string to = name + suffix;
+// Under the first name that is free, as an earlier resumption may have used some.
+Result<std::string> Place::set_aside(uint64_t step, const PassedOver* bad) const {
+  const std::string name = checkpoint_name(step), base = name + (bad ? ".bad" : ".aside");
+  std::string to = base;
   for (int n = 1;; ++n) {
     bool taken = false;
     auto s = dir_.rename_new(name, to, &taken);
-    if (s) return to;
-    if (!taken) return forward(s);
-    to = name + suffix + "." + std::to_string(n);
+    if (!s && !taken) return forward(s);
+    if (s) break;
+    to = base + "." + std::to_string(n);
   }
+  // A help to people; run.log has it too.
+  if (bad)
+    if (auto inside = dir_.enter(to)) (void)inside->write_new(reason_name, bad->why + "\n");
+  return dir_.path_of(to);
 }
 
-Result<std::vector<std::string>> Place::set_aside_after(uint64_t step) {
-  std::vector<std::string> moved;
-  if (!leads()) return moved;
+Result<std::vector<std::string>> Place::go_on_from(uint64_t step,
+                                                   std::span<const PassedOver> passed_over) {
+  std::vector<std::string> done;
+  if (!leads()) return done;
   auto steps = list_checkpoints(dir_.path());
   if (!steps) return forward(steps);
   // Newest first: cut short, this must not leave the far end of the abandoned run as the newest.
-  for (; !steps->empty() && steps->back() > step; steps->pop_back()) {
-    auto name = set_aside(checkpoint_name(steps->back()), ".aside");
-    if (!name) return forward(name);
+  for (auto it = steps->rbegin(); it != steps->rend(); ++it) {
+    const auto bad = std::find_if(passed_over.begin(), passed_over.end(), [&](const PassedOver& p) {
+      return p.level == level_ && p.step == *it;
+    });
+    const bool is_bad = bad != passed_over.end();
+    if (*it <= step && !is_bad) continue;
+    if (level_ == Level::local) {
+      if (auto s = dir_.remove(checkpoint_name(*it), manifest_name); !s) return forward(s);
+      continue;
+    }
+    auto path = set_aside(*it, is_bad ? &*bad : nullptr);
+    if (!path) return forward(path);
     if (auto s = dir_.sync(); !s) return forward(s);
-    moved.push_back(dir_.path_of(*name));
+    done.push_back("set aside: " + *path);
   }
-  return moved;
+  return done;
 }
 
 }  // namespace trainlaunch

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <charconv>
+#include <nlohmann/json.hpp>
 
 #include "ckpt/ckpt.h"
 #include "ckpt/directory.h"
@@ -10,6 +10,8 @@ namespace trainlaunch {
 
 namespace {
 
+using nlohmann::json;
+
 // Part of a file that goes to part of a wanted piece.
 struct Move {
   uint64_t position = 0;  // bytes, in the file
@@ -18,8 +20,8 @@ struct Move {
 
 class DirectoryReader final : public Reader {
  public:
-  DirectoryReader(Directory dir, Manifest manifest)
-      : dir_(std::move(dir)), manifest_(std::move(manifest)) {
+  DirectoryReader(Level level, Directory dir, Manifest manifest)
+      : level_(level), dir_(std::move(dir)), manifest_(std::move(manifest)) {
     for (const Run& run : manifest_.runs) by_slot_[{run.tensor, run.slot}].push_back(&run);
   }
 
@@ -27,6 +29,18 @@ class DirectoryReader final : public Reader {
   const TensorSizes& tensors() const override { return manifest_.tensors; }
   const std::string& path() const override { return dir_.path(); }
   const std::string& digest() const override { return manifest_.digest; }
+  Level level() const override { return level_; }
+  bool whole() const override { return last_file_ - first_file_ == manifest_.files.size(); }
+
+  Status covers(std::span<const Piece> wanted) const override {
+    std::vector<std::vector<Move>> moves(manifest_.files.size());
+    for (const Piece& piece : wanted)
+      if (auto s = plan(piece, moves); !s) return s;
+    for (size_t f = 0; f < moves.size(); ++f)
+      if (!moves[f].empty() && (f < first_file_ || f >= last_file_))
+        return fail(dir_.path() + " lacks " + manifest_.files[f].name + ", which another node has");
+    return {};
+  }
 
   Status read(std::span<const Piece> wanted, Device& device, Stream& stream) override {
     std::vector<std::vector<Move>> moves(manifest_.files.size());
@@ -37,20 +51,17 @@ class DirectoryReader final : public Reader {
     return {};
   }
 
-  // An equal part of all chunks, the rank-th of size.
-  Status verify_share(int rank, int size) const {
-    uint64_t all = 0, before = 0;
-    for (const ShardFile& file : manifest_.files) all += file.digests.size();
-    const uint64_t from = all * static_cast<uint64_t>(rank) / static_cast<uint64_t>(size),
-                   to = all * static_cast<uint64_t>(rank + 1) / static_cast<uint64_t>(size);
-    for (const ShardFile& file : manifest_.files) {
-      const uint64_t after = before + file.digests.size(), first = std::max(from, before),
-                     last = std::min(to, after);
-      if (first < last)
-        if (auto s = verify_shard(dir_, file, first - before, last - before); !s) return s;
-      before = after;
-    }
-    return {};
+  // This rank's equal part of what the ranks of this world have before them: everything, or on each
+  // node what its ranks wrote, who must then be the same as now.
+  Status verify_share(const World& world) {
+    const auto& files = manifest_.files;
+    if (level_ == Level::shared) return verify_share(files, world.rank, world.size);
+    if (files.size() != static_cast<size_t>(world.size))
+      return fail(dir_.path() + " is of " + std::to_string(files.size()) + " ranks");
+    first_file_ = static_cast<size_t>(world.rank - world.local_rank);
+    last_file_ = first_file_ + static_cast<size_t>(world.local_size);
+    return verify_share(std::span(files).subspan(first_file_, last_file_ - first_file_),
+                        world.local_rank, world.local_size);
   }
 
  private:
@@ -74,6 +85,22 @@ class DirectoryReader final : public Reader {
     if (found != piece.length)
       return fail(dir_.path() + " has no elements " + std::to_string(piece.offset) + " to " +
                   std::to_string(end) + " of " + piece.tensor + "/" + piece.slot);
+    return {};
+  }
+
+  // The rank-th of `size` equal parts of all chunks.
+  Status verify_share(std::span<const ShardFile> files, int rank, int size) const {
+    uint64_t all = 0, before = 0;
+    for (const ShardFile& file : files) all += file.digests.size();
+    const uint64_t from = all * static_cast<uint64_t>(rank) / static_cast<uint64_t>(size),
+                   to = all * static_cast<uint64_t>(rank + 1) / static_cast<uint64_t>(size);
+    for (const ShardFile& file : files) {
+      const uint64_t after = before + file.digests.size(), first = std::max(from, before),
+                     last = std::min(to, after);
+      if (first < last)
+        if (auto s = verify_shard(dir_, file, first - before, last - before); !s) return s;
+      before = after;
+    }
     return {};
   }
 
@@ -111,13 +138,17 @@ class DirectoryReader final : public Reader {
     return stream.record().wait(Deadline::in(storage_timeout));
   }
 
+  const Level level_;
   Directory dir_;
   Manifest manifest_;
+  size_t first_file_ = 0, last_file_ = manifest_.files.size();  // that are here
   std::map<std::pair<std::string, std::string>, std::vector<const Run*>> by_slot_;
 };
 
-Result<std::unique_ptr<DirectoryReader>> open_step(const Directory& run, uint64_t step) {
-  auto dir = run.enter(checkpoint_name(step));
+Result<std::unique_ptr<DirectoryReader>> open_step(const Source& source, uint64_t step) {
+  auto run = Directory::open(source.path);
+  if (!run) return forward(run);
+  auto dir = run->enter(checkpoint_name(step));
   if (!dir) return forward(dir);
   auto text = dir->read_text(manifest_name, manifest_limit);
   if (!text) return forward(text);
@@ -126,7 +157,7 @@ Result<std::unique_ptr<DirectoryReader>> open_step(const Directory& run, uint64_
   if (!manifest) return forward(manifest);
   if (manifest->state.step != step)
     return fail(what + " is of step " + std::to_string(manifest->state.step));
-  return std::make_unique<DirectoryReader>(std::move(*dir), std::move(*manifest));
+  return std::make_unique<DirectoryReader>(source.level, std::move(*dir), std::move(*manifest));
 }
 
 // "500, 1000" for an error.
@@ -136,103 +167,180 @@ std::string enumerate(const std::vector<uint64_t>& steps) {
   return all.empty() ? "none" : all;
 }
 
-// Steps that may be taken, the most wanted first.
-Result<std::vector<uint64_t>> candidates(const std::string& run, std::optional<uint64_t> step) {
-  auto steps = list_checkpoints(run);
-  if (!steps) return forward(steps);
-  if (!step) {
-    std::reverse(steps->begin(), steps->end());
-    return steps;
-  }
-  if (std::find(steps->begin(), steps->end(), *step) == steps->end())
-    return fail("no checkpoint of step " + std::to_string(*step) + " in " + run +
-                    "; there are: " + enumerate(*steps),
-                exit_code::usage);
-  return std::vector<uint64_t>{*step};
-}
-
-// One candidate on this rank: verified, or why not.
-struct Checked {
-  std::unique_ptr<DirectoryReader> reader;
-  std::string report;  // "+<digest>" or the error
+// A checkpoint that may be taken: of which source, and the step.
+struct Candidate {
+  size_t source = 0;
+  uint64_t step = 0;
 };
-Checked check(const std::string& run, uint64_t step, const World& world) {
-  auto attempt = [&]() -> Result<std::unique_ptr<DirectoryReader>> {
-    auto dir = Directory::open(run);
-    if (!dir) return forward(dir);
-    auto reader = open_step(*dir, step);
-    if (!reader) return reader;
-    if (auto s = (*reader)->verify_share(world.rank, world.size); !s) return forward(s);
-    return reader;
-  };
-  auto reader = attempt();
-  if (!reader) return {nullptr, reader.error().what};
-  std::string report = "+" + (*reader)->digest();
-  return {std::move(*reader), std::move(report)};
+
+// The most wanted first: the newest, and of one step the nearest.
+Result<std::vector<Candidate>> candidates(std::span<const Source> sources,
+                                          std::optional<uint64_t> step) {
+  std::vector<Candidate> all;
+  std::vector<uint64_t> known;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    auto steps = list_checkpoints(sources[i].path);
+    if (!steps) return forward(steps);
+    for (uint64_t s : *steps) {
+      known.push_back(s);
+      if (!step || s == *step) all.push_back({i, s});
+    }
+  }
+  std::sort(known.begin(), known.end());
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  if (step && all.empty())
+    return fail("no checkpoint of step " + std::to_string(*step) + " in " + sources[0].path +
+                    "; there are: " + enumerate(known),
+                exit_code::usage);
+  std::sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
+    if (a.step != b.step) return a.step > b.step;
+    return sources[a.source].level == Level::local && sources[b.source].level != Level::local;
+  });
+  return all;
 }
 
-// The first report that speaks against a candidate; empty when all agree.
-std::string objection(const std::vector<std::string>& reports, const World& world) {
-  for (size_t r = 0; r < reports.size(); ++r) {
-    const std::string who =
-        "rank " + std::to_string(r) + " (" + world.nodes[world.node_of[r]] + ")";
-    if (!reports[r].starts_with("+")) return who + ": " + reports[r];
-    if (reports[r] != reports[0]) return who + " sees another manifest than rank 0";
-  }
-  return "";
+// What rank 0 says next: this one, of this digest, or that it cannot; or that there is none left.
+struct Proposal {
+  std::optional<Candidate> candidate;
+  std::string digest, problem;
+  bool usable() const { return candidate && problem.empty(); }
+};
+
+std::string encode(const Proposal& p) {
+  json j{{"digest", p.digest}, {"problem", p.problem}};
+  if (p.candidate) j["candidate"] = {p.candidate->source, p.candidate->step};
+  return j.dump(-1, ' ', false, json::error_handler_t::replace);
 }
+
+Result<Proposal> decode(const std::string& text) {
+  try {
+    const json j = json::parse(text);
+    Proposal p{std::nullopt, j.at("digest"), j.at("problem")};
+    if (j.contains("candidate")) p.candidate = {j.at("candidate").at(0), j.at("candidate").at(1)};
+    return p;
+  } catch (const json::exception& e) {
+    return fail(std::string("resume: cannot read what rank 0 proposes: ") + e.what());
+  }
+}
+
+std::string called(int rank, const World& world) {
+  return "rank " + std::to_string(rank) + " (" + world.nodes[world.node_of[rank]] + ")";
+}
+
+// One rank's part in the search.
+class Search {
+ public:
+  Search(std::span<const Source> sources, Control& control)
+      : sources_(sources), control_(control), world_(control.world()) {}
+
+  // On rank 0 alone.
+  Status list(std::optional<uint64_t> step) {
+    auto all = candidates(sources_, step);
+    if (!all) return forward(all);
+    left_ = std::move(*all);
+    return {};
+  }
+
+  // The next proposal of rank 0, everywhere; `listed`: what became of the list.
+  Result<Proposal> next(const Status& listed) {
+    Proposal mine;
+    if (world_.rank == 0) mine = propose(listed);
+    auto all = control_.gather("resume: which checkpoint", encode(mine), deadline());
+    if (!all) return forward(all);
+    return decode(all->front());
+  }
+
+  // The reader of a proposal that all have verified, or the first objection.
+  Result<std::unique_ptr<DirectoryReader>> examine(const Proposal& p) {
+    auto reader = check(p);
+    auto reports =
+        control_.gather("resume: is it good", reader ? "" : reader.error().what, deadline());
+    if (!reports) return forward(reports);
+    for (size_t r = 0; r < reports->size(); ++r)
+      if (!(*reports)[r].empty())
+        return fail(called(static_cast<int>(r), world_) + ": " + (*reports)[r]);
+    return reader;
+  }
+
+ private:
+  static Deadline deadline() { return Deadline::in(storage_timeout); }
+
+  Proposal propose(const Status& listed) {
+    Proposal p;
+    if (!listed) p.problem = listed.error().what;
+    if (!listed || left_.empty()) return p;
+    p.candidate = left_.front();
+    left_.erase(left_.begin());
+    auto reader = open_step(sources_[p.candidate->source], p.candidate->step);
+    if (reader) p.digest = (*reader)->digest();
+    if (!reader) p.problem = called(0, world_) + ": " + reader.error().what;
+    return p;
+  }
+
+  Result<std::unique_ptr<DirectoryReader>> check(const Proposal& p) const {
+    auto reader = open_step(sources_[p.candidate->source], p.candidate->step);
+    if (!reader) return reader;
+    if ((*reader)->digest() != p.digest)
+      return fail("sees another manifest than rank 0 in " + (*reader)->path());
+    if (auto s = (*reader)->verify_share(world_); !s) return forward(s);
+    return reader;
+  }
+
+  const std::span<const Source> sources_;
+  Control& control_;
+  const World& world_;
+  std::vector<Candidate> left_;
+};
 
 }  // namespace
 
 Result<std::unique_ptr<Reader>> Reader::open(const std::string& run, std::optional<uint64_t> step) {
-  auto steps = candidates(run, step);
-  if (!steps) return forward(steps);
-  if (steps->empty()) return fail("no checkpoint in " + run, exit_code::usage);
-  auto dir = Directory::open(run);
-  if (!dir) return forward(dir);
-  auto reader = open_step(*dir, steps->front());
+  const Source shared{Level::shared, run};
+  auto all = candidates({&shared, 1}, step);
+  if (!all) return forward(all);
+  if (all->empty()) return fail("no checkpoint in " + run, exit_code::usage);
+  auto reader = open_step(shared, all->front().step);
   if (!reader) return forward(reader);
   return std::unique_ptr<Reader>(std::move(*reader));
 }
 
-Result<Reader::Agreed> Reader::agree(const std::string& run, std::optional<uint64_t> step,
+Result<Reader::Agreed> Reader::agree(std::span<const Source> sources, std::optional<uint64_t> step,
                                      Control& control) {
-  const World& world = control.world();
-  auto gather = [&](const char* name, const std::string& mine) {
-    return control.gather(name, mine, Deadline::in(storage_timeout));
-  };
-  Result<std::vector<uint64_t>> steps;
-  if (world.rank == 0) steps = candidates(run, step);
+  Search search(sources, control);
+  Status listed;
+  if (control.world().rank == 0) listed = search.list(step);
 
   Agreed agreed;
-  for (size_t next = 0;; ++next) {
-    // A step, nothing when there are no more, or "!" and an error.
-    std::string proposal;
-    if (world.rank == 0 && !steps) proposal = "!" + steps.error().what;
-    if (world.rank == 0 && steps && next < steps->size()) proposal = std::to_string((*steps)[next]);
-    auto proposals = gather("resume: which checkpoint", proposal);
-    if (!proposals) return forward(proposals);
-    const std::string& chosen = proposals->front();
-    if (chosen.starts_with("!")) return fail(chosen.substr(1), exit_code::usage);
-    if (chosen.empty()) break;
-    uint64_t candidate = 0;
-    std::from_chars(chosen.data(), chosen.data() + chosen.size(), candidate);
-
-    Checked mine = check(run, candidate, world);
-    auto reports = gather("resume: is it good", mine.report);
-    if (!reports) return forward(reports);
-    const std::string against = objection(*reports, world);
-    if (against.empty()) {
-      agreed.reader = std::move(mine.reader);
-      return agreed;
+  for (;;) {
+    auto proposal = search.next(listed);
+    if (!proposal) return forward(proposal);
+    if (!proposal->candidate && !proposal->problem.empty())
+      return fail(proposal->problem, exit_code::usage);
+    if (!proposal->candidate) break;
+    const Source& source = sources[proposal->candidate->source];
+    std::string against = proposal->problem;
+    if (proposal->usable()) {
+      auto reader = search.examine(*proposal);
+      if (reader) {
+        agreed.reader = std::move(*reader);
+        return agreed;
+      }
+      against = reader.error().what;
     }
-    agreed.passed_over.push_back("checkpoint of step " + chosen + " cannot be used: " + against);
+    agreed.passed_over.push_back(
+        {source.level, proposal->candidate->step,
+         (source.level == Level::local ? "local checkpoint of step " : "checkpoint of step ") +
+             std::to_string(proposal->candidate->step) + " cannot be used: " + against});
   }
-  if (agreed.passed_over.empty()) return agreed;
-  return fail(
-      agreed.passed_over.front() +
-          (agreed.passed_over.size() > 1 || !step ? "; nor can an older one in " + run : ""),
-      exit_code::hopeless);
+  const auto shared = std::find_if(agreed.passed_over.begin(), agreed.passed_over.end(),
+                                   [](const PassedOver& p) { return p.level == Level::shared; });
+  const bool lost = shared != agreed.passed_over.end() || (step && !agreed.passed_over.empty());
+  if (!lost) return agreed;
+  const PassedOver& first = shared != agreed.passed_over.end() ? *shared : agreed.passed_over[0];
+  return fail(first.why + (agreed.passed_over.size() > 1 || !step
+                               ? "; nor can an older one in " + sources[0].path
+                               : ""),
+              exit_code::hopeless);
 }
 
 }  // namespace trainlaunch

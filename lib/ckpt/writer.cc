@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cctype>
 #include <deque>
 #include <mutex>
 #include <system_error>
@@ -11,6 +12,7 @@
 #include "ckpt/directory.h"
 #include "ckpt/place.h"
 #include "ckpt/snapshot.h"
+#include "ckpt/starts.h"
 
 namespace trainlaunch {
 
@@ -20,21 +22,30 @@ namespace {
 // of the state and goes on.
 class BackgroundWriter final : public Writer {
  public:
-  explicit BackgroundWriter(std::unique_ptr<Place> place)
-      : place_(std::move(place)), warnings_(place_->warnings()) {}
+  BackgroundWriter(std::unique_ptr<Place> shared, std::unique_ptr<Place> local)
+      : shared_(std::move(shared)), local_(std::move(local)) {
+    for (const Place* place : {shared_.get(), local_.get()})
+      if (place) add_warnings(place->warnings());
+  }
   ~BackgroundWriter() override { BackgroundWriter::wait(); }
+
+  std::vector<Source> sources() const override {
+    std::vector<Source> all{shared_->source()};
+    if (local_) all.push_back(local_->source());
+    return all;
+  }
 
   Result<uint64_t> reserve(std::span<const Piece> owned) override {
     return snapshot_.reserve(owned);
   }
 
   void save(std::span<const Piece> owned, const TensorSizes& tensors, const State& state,
-            bool hurry, Device& device, Stream& stream) override {
+            const How& how, Device& device, Stream& stream) override {
     const auto begin = Clock::now();
     wait();
-    job_ = {&snapshot_, snapshot_.take(owned, device, stream), tensors, state, hurry};
+    job_ = {&snapshot_, snapshot_.take(owned, device, stream), tensors, state, how};
     const auto end = Clock::now();
-    start([this, begin, end] { work(end - begin, end); });
+    start([this, stall = end - begin] { work(stall); });
   }
 
   std::optional<Outcome> poll() override {
@@ -54,14 +65,26 @@ class BackgroundWriter final : public Writer {
     if (thread_.joinable()) thread_.join();
   }
 
-  Result<std::vector<std::string>> set_aside_after(uint64_t step) override {
+  Result<std::vector<std::string>> go_on_from(uint64_t step,
+                                              std::span<const PassedOver> bad) override {
     wait();
-    return place_->set_aside_after(step);
+    std::vector<std::string> all;
+    for (Place* place : {shared_.get(), local_.get()}) {
+      if (!place) continue;
+      auto done = place->go_on_from(step, bad);
+      if (!done) return done;
+      all.insert(all.end(), done->begin(), done->end());
+    }
+    return all;
   }
 
   Status mark_verified(uint64_t step, const std::string& digest) override {
     wait();
-    return place_->mark_verified(step, digest);
+    return shared_->mark_verified(step, digest);
+  }
+
+  Result<int> count_start(uint64_t step, const std::string& config_digest) override {
+    return trainlaunch::count_start(shared_->dir(), step, config_digest);
   }
 
  private:
@@ -80,18 +103,27 @@ class BackgroundWriter final : public Writer {
     }
   }
 
-  void work(Seconds stall, Clock::time_point begin) {
-    auto notes = place_->save(job_, [&](Outcome outcome) {
+  void work(Seconds stall) {
+    if (local_ && job_.how.levels.local) save_in(*local_, stall);
+    if (job_.how.levels.shared) save_in(*shared_, stall);
+  }
+
+  void save_in(Place& place, Seconds stall) {
+    const auto begin = Clock::now();
+    add_warnings(place.save(job_, [&](Outcome outcome) {
       outcome.stall = stall;
       outcome.write = Clock::now() - begin;
       std::lock_guard lock(mutex_);
       outcomes_.push_back(std::move(outcome));
-    });
-    std::lock_guard lock(mutex_);
-    warnings_.insert(warnings_.end(), notes.begin(), notes.end());
+    }));
   }
 
-  const std::unique_ptr<Place> place_;
+  void add_warnings(const std::vector<std::string>& lines) {
+    std::lock_guard lock(mutex_);
+    warnings_.insert(warnings_.end(), lines.begin(), lines.end());
+  }
+
+  const std::unique_ptr<Place> shared_, local_;  // local_ may be null
   Snapshot snapshot_;
   SaveJob job_;  // these three belong to the thread while there is one
   std::mutex mutex_;
@@ -100,13 +132,46 @@ class BackgroundWriter final : public Writer {
   std::thread thread_;
 };
 
+// What tells this run from every other, made once by rank 0: a local directory may have others'.
+Result<std::string> run_id(const Directory& run, Control& control) {
+  constexpr const char* name = "run.id";
+  constexpr size_t length = 16;
+  std::string mine;
+  if (control.world().rank == 0) {
+    auto id = run.read_text(name, length);
+    mine = id ? *id : "";
+    const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
+    if (mine.size() != length || !std::all_of(mine.begin(), mine.end(), hex)) {
+      mine = random_hex();
+      if (auto s = run.write_over(name, mine); !s) mine = "!" + s.error().what;
+    }
+  }
+  auto all = control.gather("checkpoint: run.id", mine, Deadline::in(storage_timeout));
+  if (!all) return forward(all);
+  if (all->front().starts_with("!")) return fail("run-dir: " + all->front().substr(1));
+  return all->front();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Writer>> Writer::open(const std::string& run, const SaveOptions& options,
                                              Control& control) {
-  auto place = Place::open(run, options, control);
-  if (!place) return forward(place);
-  return std::make_unique<BackgroundWriter>(std::move(*place));
+  auto shared = Place::open({Level::shared, run}, options, control);
+  if (!shared) return forward(shared);
+  std::unique_ptr<Place> local;
+  if (!options.local_dir.empty()) {
+    auto id = run_id((*shared)->dir(), control);
+    if (!id) return forward(id);
+    const World& w = control.world();
+    const std::string path = options.local_dir + "/" + *id + "." + w.nodes[w.node_of[w.rank]];
+    SaveOptions newest_two = options;
+    newest_two.keep = 2;
+    newest_two.keep_every = 0;
+    auto opened = Place::open({Level::local, path}, newest_two, control);
+    if (!opened) return forward(opened);
+    local = std::move(*opened);
+  }
+  return std::make_unique<BackgroundWriter>(std::move(*shared), std::move(local));
 }
 
 Result<std::vector<uint64_t>> list_checkpoints(const std::string& run) {

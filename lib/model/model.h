@@ -109,7 +109,10 @@ class Shard {
   virtual std::vector<Piece> owned() const = 0;   // what this rank saves: every byte of the state
                                                   // on exactly one rank
   virtual std::vector<Piece> wanted() const = 0;  // what this rank must load
-  virtual uint64_t updates() const = 0;           // Adam's own count
+  // Collective, in place of loading what is wanted: when every rank has loaded what it owns, the
+  // rest of what it wants comes from the others.
+  virtual Status spread(Stream& stream) = 0;
+  virtual uint64_t updates() const = 0;  // Adam's own count
   virtual void set_updates(uint64_t n) = 0;
 };
 

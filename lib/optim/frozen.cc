@@ -24,6 +24,7 @@ class FrozenShard final : public Shard {
 
   std::vector<Piece> owned() const override { return {}; }
   std::vector<Piece> wanted() const override { return weight_pieces(weights_, specs_, layout_); }
+  Status spread(Stream&) override { return {}; }
   uint64_t updates() const override { return updates_; }
   void set_updates(uint64_t n) override { updates_ = n; }
 

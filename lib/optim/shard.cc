@@ -109,6 +109,17 @@ class TrainingShard final : public Shard {
     return pieces;
   }
 
+  Status spread(Stream& stream) override {
+    if (auto s = gather_all(stream, weights_); !s || !replicated()) return s;
+    for (View state : {m_, v_}) {
+      // Only memory of the communicator travels: the gradients' is free now.
+      ops_.copy(stream, state, gradients_);
+      if (auto s = gather_all(stream, gradients_); !s) return s;
+      ops_.copy(stream, gradients_, state);
+    }
+    return stream.record().wait(deadline());
+  }
+
   uint64_t updates() const override { return updates_; }
   void set_updates(uint64_t n) override { updates_ = n; }
 
@@ -234,6 +245,18 @@ class TrainingShard final : public Shard {
                 {weights_.slice(run.begin, n), gradients_.slice(run.begin, n),
                  m_.slice(run.state, n), v_.slice(run.state, n)},
                 scalars_);
+  }
+
+  // Every part of the flat space becomes its owner's.
+  Status gather_all(Stream& stream, View flat) {
+    std::vector<Ticket> tickets;
+    for (const Reduction& r : buckets_)
+      tickets.push_back(comm_.all_gather(flat.slice(r.plan.offset, r.plan.elements()),
+                                         r.plan.owners, stream.record()));
+    Status done;
+    for (Ticket t : tickets)
+      if (auto s = comm_.wait(t, deadline()); !s && done) done = s;
+    return done;
   }
 
   // The weights of a bucket are gathered while the next forward pass begins. What goes wrong there

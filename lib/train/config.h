@@ -53,11 +53,14 @@ struct ParallelConfig {
 enum class OnSaveError : uint8_t { go_on, abort };
 
 struct CheckpointConfig {
-  int64_t every = 500;     // steps; 0: at the end only
-  int keep = 3;            // the newest ones; 0: all; never fewer than two
-  int64_t keep_every = 0;  // steps: multiples of it are kept for good; 0: none
-  int writers = 8;         // ranks of a node that write at a time; 0: all
-  bool verify = true;      // read each one back
+  int64_t every = 500;      // steps; 0: at the end only
+  int keep = 3;             // the newest ones; 0: all; never fewer than two
+  int64_t keep_every = 0;   // steps: multiples of it are kept for good; 0: none
+  int writers = 8;          // ranks of a node that write at a time; 0: all
+  bool verify = true;       // read each one back
+  int attempts = 10;        // starts from one step without a new checkpoint; 0: no limit
+  std::string local_dir;    // of each node, for checkpoints of its own; empty: none
+  int64_t local_every = 0;  // steps between those; 0: none
   OnSaveError on_error = OnSaveError::go_on;
 };
 

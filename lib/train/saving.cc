@@ -1,6 +1,9 @@
 #include "train/saving.h"
 
+#include <cstdio>
+
 #include "train/collective.h"
+#include "train/settings.h"
 #include "train/words.h"
 
 namespace trainlaunch {
@@ -8,7 +11,7 @@ namespace trainlaunch {
 namespace {
 
 SaveOptions save_options(const CheckpointConfig& c) {
-  return {c.keep, c.keep_every, c.writers, c.verify};
+  return {c.keep, c.keep_every, c.writers, c.verify, c.local_every > 0 ? c.local_dir : ""};
 }
 
 // "2.1 GB/s": powers of ten, as disks and networks are sold.
@@ -20,6 +23,10 @@ std::string speed(uint64_t bytes, Seconds time) {
 }  // namespace
 
 Status Saving::open() {
+  const CheckpointConfig& c = config_.checkpoint;
+  if ((c.local_every > 0) != !c.local_dir.empty())
+    return fail("checkpoint.local-dir and checkpoint.local-every say nothing without each other",
+                exit_code::usage);
   auto writer = Writer::open(config_.run_dir, save_options(config_.checkpoint), control_);
   if (!writer) return forward(writer);
   writer_ = std::move(*writer);
@@ -45,42 +52,111 @@ Result<uint64_t> Saving::reserve(const Engine& engine) {
   return bytes;
 }
 
-Status Saving::continue_from(const Reader& reader) {
-  durable_ = reader.state().step;
-  auto moved = writer_->set_aside_after(durable_);
+Result<std::unique_ptr<Reader>> Saving::find(std::optional<uint64_t> step, const Accept& accept) {
+  return find_in(writer_->sources(), step, accept);
+}
+
+Result<std::unique_ptr<Reader>> Saving::find_in(const std::vector<Source>& sources,
+                                                std::optional<uint64_t> step,
+                                                const Accept& accept) {
+  auto agreed = Reader::agree(sources, step, control_);
+  if (!agreed) return forward(agreed);
+  for (PassedOver& p : agreed->passed_over) {
+    record(p.why);
+    passed_over_.push_back(std::move(p));
+  }
+  if (agreed->reader)
+    if (auto s = accept(*agreed->reader); !s) return forward(s);
+  return std::move(agreed->reader);
+}
+
+Status Saving::load(std::unique_ptr<Reader>& found, std::optional<uint64_t> step,
+                    const Accept& accept, Engine& engine) {
+  const auto pieces = [&] {
+    return found->whole() ? engine.shard->wanted() : engine.shard->owned();
+  };
+  if (found && found->level() == Level::local) {
+    const auto fits = found->covers(pieces());
+    if (auto s = all_well(control_, "resume: fits", fits); !s) {
+      passed_over_.push_back({Level::local, found->state().step, s.error().what});
+      record("local checkpoint of step " + std::to_string(found->state().step) +
+             " cannot be used: " + s.error().what);
+      auto shared = find_in({writer_->sources().front()}, step, accept);
+      if (!shared) return forward(shared);
+      found = std::move(*shared);
+    }
+  }
+  if (!found) return {};
+  auto read = found->read(pieces(), *engine.device, *engine.stream);
+  if (auto s = all_well(control_, "resume: read", read); !s) return s;
+  if (found->whole()) return {};
+  return all_well(control_, "resume: spread", engine.shard->spread(*engine.stream));
+}
+
+Status Saving::start(const Reader* from) {
+  const uint64_t step = from ? from->state().step : 0;
+  auto moved = writer_->go_on_from(step, passed_over_);
   if (auto s = all_well(control_, "resume: set aside", moved); !s) return s;
-  for (const std::string& path : *moved) record("set aside: " + path);
-  // It is read again when it is to be removed or gone back to: a mark missed costs nothing.
-  if (auto s = writer_->mark_verified(durable_, reader.digest()); !s)
-    record("warning: " + s.error().what);
+  for (const std::string& line : *moved) record(line);
+  if (from && from->level() == Level::shared) {
+    durable_ = step;
+    // A mark missed costs a checkpoint that stays longer than it need.
+    if (auto s = writer_->mark_verified(step, from->digest()); !s) warn(s.error().what);
+  }
+  Status again;
+  if (control_.world().rank == 0 && config_.resume == "auto") {
+    auto starts = writer_->count_start(step, config_digest(settings_of(config_)));
+    const int most = config_.checkpoint.attempts;
+    if (!starts) warn(starts.error().what);
+    if (starts && most > 0 && *starts > most)
+      again = fail(
+          config_.run_dir + " has been started " + plural(static_cast<uint64_t>(most), "time") +
+              " from step " + std::to_string(step) +
+              " without coming to the next checkpoint; run.log and the output of those jobs "
+              "say why, checkpoint.attempts=0 starts it all the same",
+          exit_code::hopeless);
+  }
+  if (auto s = all_well(control_, "resume: attempts", again); !s) return s;
+  log_.add("start: from step " + std::to_string(step) + ", " +
+           plural(static_cast<uint64_t>(control_.world().size), "rank"));
   return {};
 }
 
-void Saving::begin(Engine& engine, const State& state, bool hurry) {
+void Saving::begin(Engine& engine, const State& state, const Writer::How& how) {
   TensorSizes tensors;
   for (const ParamSpec& p : engine.model->params()) tensors[p.name] = p.size();
-  writer_->save(engine.shard->owned(), tensors, state, hurry, *engine.device, *engine.stream);
+  writer_->save(engine.shard->owned(), tensors, state, how, *engine.device, *engine.stream);
 }
 
 void Saving::take(const Outcome& o) {
-  last_ = o.status;
+  const bool shared = o.level == Level::shared;
+  if (shared) last_ = o.status;
   if (o.status) {
-    durable_ = o.step;
-    record("checkpoint: step " + std::to_string(o.step) + " durable, " + mebibytes(o.bytes) +
-           " in " + fixed(o.write.count(), 3) + " s (" + speed(o.bytes, o.write) + "), stall " +
-           fixed(o.stall.count() * 1000, 1) + " ms");
+    if (shared) durable_ = o.step;
+    record("checkpoint: step " + std::to_string(o.step) +
+           (shared ? std::string(" durable") : " in " + config_.checkpoint.local_dir) + ", " +
+           mebibytes(o.bytes) + " in " + fixed(o.write.count(), 3) + " s (" +
+           speed(o.bytes, o.write) + "), stall " + fixed(o.stall.count() * 1000, 1) + " ms");
     return;
   }
   record(o.status.error().what +
          (durable_ > 0 ? "; the checkpoint of step " + std::to_string(durable_) + " is intact"
                        : std::string("; there is none yet")));
-  if (end_ && (o.succeeded_by_another || config_.checkpoint.on_error == OnSaveError::abort))
-    end_ = o.status;
+  const bool asked = shared && config_.checkpoint.on_error == OnSaveError::abort;
+  if (end_ && (o.succeeded_by_another || asked)) end_ = o.status;
+}
+
+// Each node has a rank that looks after its local directory, and may have something to say of it.
+void Saving::warn(const std::string& line) const {
+  const World& w = control_.world();
+  if (w.rank == 0) return record("warning: " + line);
+  std::fprintf(stderr, "rank %d (%s): warning: %s\n", w.rank, w.nodes[w.node_of[w.rank]].c_str(),
+               line.c_str());
 }
 
 bool Saving::must_end() {
   while (auto outcome = writer_->poll()) take(*outcome);
-  for (const std::string& line : writer_->warnings()) record("warning: " + line);
+  for (const std::string& line : writer_->warnings()) warn(line);
   return !end_;
 }
 

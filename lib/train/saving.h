@@ -4,7 +4,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "ckpt/ckpt.h"
 #include "train/config.h"
@@ -23,23 +25,34 @@ class Saving {
   Status open();
   // Collective. Takes the memory of the copies; its bytes on this rank.
   Result<uint64_t> reserve(const Engine& engine);
-  // Collective. The run goes on from what a reader has: what is newer is set aside.
-  Status continue_from(const Reader& reader);
+  // Collective. What there is to go on from; null: nothing yet. `accept` may refuse what was found.
+  using Accept = std::function<Status(const Reader&)>;
+  Result<std::unique_ptr<Reader>> find(std::optional<uint64_t> step, const Accept& accept);
+  // Collective. Loads what was found. A local checkpoint that does not fit the ranks of this job is
+  // changed for a shared one, or for none.
+  Status load(std::unique_ptr<Reader>& found, std::optional<uint64_t> step, const Accept& accept,
+              Engine& engine);
+  // Collective. Training begins: from what was loaded, or anew. What is newer, and what could not
+  // be used, is set aside; a run that began here too often does not begin again.
+  Status start(const Reader* from);
 
   // Every rank, at the same step. Returns when the weights may change.
-  void begin(Engine& engine, const State& state, bool hurry = false);
+  void begin(Engine& engine, const State& state, const Writer::How& how);
   // Says what has ended; never blocks. True: training must end (a failed save ends it, or another
   // job has the run directory), and finish() says why. Ranks may come to know at different steps.
   bool must_end();
   // Waits for a save in progress. An error: the last save has failed, or must_end().
   Status finish();
 
-  uint64_t durable() const { return durable_; }  // step of the last one; 0: none
+  uint64_t durable() const { return durable_; }  // step of the last shared one; 0: none
   // Said, and kept in run.log.
   void record(const std::string& line) const;
 
  private:
+  Result<std::unique_ptr<Reader>> find_in(const std::vector<Source>& sources,
+                                          std::optional<uint64_t> step, const Accept& accept);
   void take(const Outcome& outcome);
+  void warn(const std::string& line) const;
 
   const RunConfig& config_;
   WorkerControl& control_;
@@ -47,7 +60,8 @@ class Saving {
   std::unique_ptr<Writer> writer_;
   RunLog log_;  // rank 0
   uint64_t durable_ = 0;
-  Status last_;  // of the last save
+  std::vector<PassedOver> passed_over_;
+  Status last_;  // of the last save in the shared directory
   Status end_;   // why training must end
 };
 

@@ -83,8 +83,7 @@ class Run {
     auto engine = make_training_engine(config_, control_);
     if (auto s = all_well(control_, "engine", engine); !s) return forward(s);
     engine_ = std::move(*engine);
-    if (*reader)
-      if (auto s = continue_from(**reader); !s) return forward(s);
+    if (auto s = begin_from(*reader); !s) return forward(s);
     auto copy = saving_.reserve(engine_);
     if (!copy) return forward(copy);
     describe(reader->get(), *copy);
@@ -131,35 +130,39 @@ class Run {
       if (auto s = all_well(control_, "resume", clean); !s) return forward(s);
       return std::unique_ptr<Reader>();
     }
-    std::optional<uint64_t> step;
-    if (config_.resume != "auto") {
-      const char* end = config_.resume.data() + config_.resume.size();
-      uint64_t n = 0;
-      const auto [rest, error] = std::from_chars(config_.resume.data(), end, n);
-      if (error != std::errc() || rest != end)
-        return fail("resume=" + config_.resume + " is not one of auto, no, or a step",
-                    exit_code::usage);
-      step = n;
-    }
-    auto agreed = Reader::agree(config_.run_dir, step, control_);
-    if (!agreed) return forward(agreed);
-    for (const std::string& line : agreed->passed_over) saving_.record(line);
-    if (agreed->reader)
-      if (auto s = check_unchanged(agreed->reader->state(), config_, text_->digest(),
-                                   agreed->reader->path());
-          !s)
-        return forward(s);
-    return std::move(agreed->reader);
+    if (auto s = read_chosen_step(); !s) return forward(s);
+    return saving_.find(chosen_, accept());
   }
 
-  Status continue_from(Reader& reader) {
-    auto read = reader.read(engine_.shard->wanted(), *engine_.device, *engine_.stream);
-    if (auto s = all_well(control_, "resume: read", read); !s) return s;
-    step_ = reader.state().step;
-    position_.samples = reader.state().samples;
-    skipped_ = static_cast<int>(std::min<uint64_t>(reader.state().guard.skipped, skipped_limit));
-    engine_.shard->set_updates(reader.state().updates);
-    return saving_.continue_from(reader);
+  Status read_chosen_step() {
+    if (config_.resume == "auto") return {};
+    const char* end = config_.resume.data() + config_.resume.size();
+    uint64_t n = 0;
+    const auto [rest, error] = std::from_chars(config_.resume.data(), end, n);
+    if (error != std::errc() || rest != end)
+      return fail("resume=" + config_.resume + " is not one of auto, no, or a step",
+                  exit_code::usage);
+    chosen_ = n;
+    return {};
+  }
+
+  Saving::Accept accept() const {
+    return [this](const Reader& reader) {
+      return check_unchanged(reader.state(), config_, text_->digest(), reader.path());
+    };
+  }
+
+  // From what was found, which may turn out to be something older.
+  Status begin_from(std::unique_ptr<Reader>& found) {
+    if (auto s = saving_.load(found, chosen_, accept(), engine_); !s) return s;
+    if (found) {
+      const State& state = found->state();
+      step_ = state.step;
+      position_.samples = state.samples;
+      skipped_ = static_cast<int>(std::min<uint64_t>(state.guard.skipped, skipped_limit));
+      engine_.shard->set_updates(state.updates);
+    }
+    return saving_.start(found.get());
   }
 
   Result<bool> open_metrics() {
@@ -208,10 +211,16 @@ class Run {
         (config_.checkpoint.every > 0
              ? "every " + plural(static_cast<uint64_t>(config_.checkpoint.every), "step")
              : std::string("at the end")) +
-        ", written from a copy of " + mebibytes(copy) + " a rank");
+        local_part() + ", written from a copy of " + mebibytes(copy) + " a rank");
     say("run         " + config_.run_dir + ", " +
         (from ? "continued from " + from->path() : std::string("from the beginning")) +
         ", to step " + std::to_string(last_step()));
+  }
+
+  std::string local_part() const {
+    const CheckpointConfig& c = config_.checkpoint;
+    if (c.local_dir.empty() || c.local_every == 0) return "";
+    return ", every " + std::to_string(c.local_every) + " in " + c.local_dir + " of each node";
   }
 
   // The loop ----------------------------------------------------------------------------------
@@ -231,9 +240,11 @@ class Run {
       if (sums->stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
         if (auto s = evaluate(); !s) return s;
-      if (due(config_.checkpoint.every) && !last && !lost) save();
+      const Levels levels{due(config_.checkpoint.every), !config_.checkpoint.local_dir.empty() &&
+                                                             due(config_.checkpoint.local_every)};
+      if (!last && !lost && (levels.shared || levels.local)) save({levels, false});
     }
-    save();
+    save({});
     return saving_.finish();
   }
 
@@ -389,7 +400,7 @@ class Run {
 
   // Saving ------------------------------------------------------------------------------------
 
-  void save(bool hurry = false) {
+  void save(const Writer::How& how) {
     control_.progress(step_, "save");
     saving_.begin(engine_,
                   {step_,
@@ -398,11 +409,11 @@ class Run {
                    {static_cast<uint64_t>(skipped_)},
                    text_->digest(),
                    settings_of(config_)},
-                  hurry);
+                  how);
   }
 
   Status stop_early() {
-    save(/*hurry=*/true);
+    save({{}, /*hurry=*/true});
     if (auto s = saving_.finish(); !s) return s;
     return fail("stopped early at step " + std::to_string(step_) + " with a durable checkpoint",
                 exit_code::requeue);
@@ -448,7 +459,8 @@ class Run {
   Saving saving_;    // after the engine, whose memory it copies
   Metrics metrics_;  // rank 0
 
-  uint64_t step_ = 0;  // done
+  std::optional<uint64_t> chosen_;  // the step of resume=STEP
+  uint64_t step_ = 0;               // done
   Position position_;
   int skipped_ = 0;  // steps in a row whose gradient was not finite
   std::vector<int32_t> host_tokens_, host_targets_;

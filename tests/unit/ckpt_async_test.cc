@@ -55,7 +55,7 @@ TEST_CASE("what changes after save() returned is not in the checkpoint") {
     Holding mine(control.world().rank, control.world().size);
     REQUIRE((*writer)->reserve(mine.pieces));
     mine.fill(1);
-    (*writer)->save(mine.pieces, known_sizes(), known_state(1), false, *host.device, *host.stream);
+    (*writer)->save(mine.pieces, known_sizes(), known_state(1), {}, *host.device, *host.stream);
     mine.fill(2);  // nothing has been written yet: the gate is closed
     CHECK(!(*writer)->poll());
     CHECK(list_checkpoints(dir / "run")->empty());
@@ -77,12 +77,11 @@ TEST_CASE("the next save waits for the one before it, and both are right") {
     REQUIRE(writer);
     Holding mine(0, 1);
     mine.fill(1);
-    (*writer)->save(mine.pieces, known_sizes(), known_state(1), false, *host.device, *host.stream);
+    (*writer)->save(mine.pieces, known_sizes(), known_state(1), {}, *host.device, *host.stream);
     std::atomic<bool> returned{false};
     std::thread second([&] {
       mine.fill(2);
-      (*writer)->save(mine.pieces, known_sizes(), known_state(2), false, *host.device,
-                      *host.stream);
+      (*writer)->save(mine.pieces, known_sizes(), known_state(2), {}, *host.device, *host.stream);
       returned = true;
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -111,7 +110,7 @@ TEST_CASE("a writer that goes away has finished") {
     mine.fill(1);
     auto writer = open_writer(dir / "run", control);
     REQUIRE(writer);
-    (*writer)->save(mine.pieces, known_sizes(), known_state(1), false, *host.device, *host.stream);
+    (*writer)->save(mine.pieces, known_sizes(), known_state(1), {}, *host.device, *host.stream);
   });
   CHECK(load(dir / "run", 1) == "");
   CHECK(litter(dir / "run").empty());
@@ -159,7 +158,8 @@ TEST_CASE("a hurried save is not read back") {
     mine.fill(1);
     auto writer = open_writer(dir / "run", control);
     REQUIRE(writer);
-    (*writer)->save(mine.pieces, known_sizes(), known_state(1), true, *host.device, *host.stream);
+    (*writer)->save(mine.pieces, known_sizes(), known_state(1), {{}, true}, *host.device,
+                    *host.stream);
     (*writer)->wait();
     CHECK(!std::filesystem::exists(step_path(dir / "run", 1) + "/VERIFIED"));
   });

@@ -5,11 +5,14 @@
 //   ckpt_probe resume RUN [key=value...]            what a new job would go on from
 //
 // keys: ranks (1), keep (3), every (0: milestones), verify (1), writers (8), scale (1: of the
-// content, 75 KB), step (resume: this one only). Each rank is a process when there are several.
+// content, 75 KB), step (resume: this one only), local (a directory for the local level, which then
+// has every step and the shared one those that are even). Each rank is a process when there are
+// several.
 //
-// save prints "durable S" or "failed S: why" when it is known, and exits with 3 when a save has
-// failed. resume prints "resumed S" or "none" and exits with 4 when the content is not that of S.
-// Both exit with the code of an error of opening, and with 5 when a rank was killed.
+// save prints "durable S" or "failed S: why" when it is known, with "local " before it for that
+// level, and exits with 3 when a save has failed. resume prints "resumed S" or "none" and exits
+// with 4 when the content is not that of S. Both exit with the code of an error of opening, and
+// with 5 when a rank was killed.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +30,7 @@ using namespace trainlaunch;
 namespace {
 
 struct Request {
-  std::string command, run;
+  std::string command, run, local;
   uint64_t first = 0, last = 0;
   std::map<std::string, int64_t> keys{{"ranks", 1},   {"keep", 3},  {"every", 0}, {"verify", 1},
                                       {"writers", 8}, {"scale", 1}, {"step", -1}};
@@ -38,25 +41,28 @@ int complain(const Error& e, const World& world) {
   return e.exit;
 }
 
+SaveOptions options_of(const Request& request) {
+  const auto& keys = request.keys;
+  return {static_cast<int>(keys.at("keep")), keys.at("every"), static_cast<int>(keys.at("writers")),
+          keys.at("verify") != 0, request.local};
+}
+
 int save(const Request& request, Control& control) {
   const World& world = control.world();
-  const auto& keys = request.keys;
-  auto writer = Writer::open(request.run,
-                             {static_cast<int>(keys.at("keep")), keys.at("every"),
-                              static_cast<int>(keys.at("writers")), keys.at("verify") != 0},
-                             control);
+  auto writer = Writer::open(request.run, options_of(request), control);
   if (!writer) return complain(writer.error(), world);
-  const TensorSizes sizes = known_sizes(keys.at("scale"));
+  const TensorSizes sizes = known_sizes(request.keys.at("scale"));
   Holding mine(world.rank, world.size, sizes);
   int code = 0;
   auto tell = [&] {
     while (auto o = (*writer)->poll()) {
       if (!o->status) code = 3;
       if (world.rank != 0) continue;
+      const char* where = o->level == Level::local ? "local " : "";
       if (o->status)
-        std::printf("durable %llu\n", static_cast<unsigned long long>(o->step));
+        std::printf("%sdurable %llu\n", where, static_cast<unsigned long long>(o->step));
       else
-        std::printf("failed %llu: %s\n", static_cast<unsigned long long>(o->step),
+        std::printf("%sfailed %llu: %s\n", where, static_cast<unsigned long long>(o->step),
                     o->status.error().what.c_str());
       std::fflush(stdout);
     }
@@ -64,7 +70,9 @@ int save(const Request& request, Control& control) {
   Host host;
   for (uint64_t step = request.first; step <= request.last; ++step) {
     mine.fill(step);
-    (*writer)->save(mine.pieces, sizes, known_state(step), false, *host.device, *host.stream);
+    const Levels levels{request.local.empty() || step % 2 == 0, !request.local.empty()};
+    (*writer)->save(mine.pieces, sizes, known_state(step), {levels, false}, *host.device,
+                    *host.stream);
     tell();
   }
   (*writer)->wait();
@@ -76,15 +84,25 @@ int resume(const Request& request, Control& control) {
   const World& world = control.world();
   std::optional<uint64_t> step;
   if (request.keys.at("step") >= 0) step = static_cast<uint64_t>(request.keys.at("step"));
-  auto agreed = Reader::agree(request.run, step, control);
+  // A local directory is found through the run directory, which a writer has to have for that.
+  std::unique_ptr<Writer> writer;
+  std::vector<Source> sources{{Level::shared, request.run}};
+  if (!request.local.empty()) {
+    auto opened = Writer::open(request.run, options_of(request), control);
+    if (!opened) return complain(opened.error(), world);
+    writer = std::move(*opened);
+    sources = writer->sources();
+  }
+  auto agreed = Reader::agree(sources, step, control);
   if (!agreed) return complain(agreed.error(), world);
   if (world.rank == 0)
-    for (const std::string& line : agreed->passed_over) std::printf("%s\n", line.c_str());
+    for (const PassedOver& p : agreed->passed_over) std::printf("%s\n", p.why.c_str());
   if (!agreed->reader) {
     if (world.rank == 0) std::puts("none");
     return 0;
   }
   const uint64_t found = agreed->reader->state().step;
+  if (world.rank == 0 && agreed->reader->level() == Level::local) std::printf("local ");
   const std::string wrong =
       compare_known(*agreed->reader, world, found, known_sizes(request.keys.at("scale")));
   if (world.rank == 0) std::printf("resumed %llu\n", static_cast<unsigned long long>(found));
@@ -140,6 +158,10 @@ bool read_arguments(int argc, char** argv, Request& r) {
   for (; next < argc; ++next) {
     const std::string word = argv[next];
     const size_t equals = word.find('=');
+    if (word.starts_with("local=")) {
+      r.local = word.substr(equals + 1);
+      continue;
+    }
     const auto key = r.keys.find(word.substr(0, equals));
     if (equals == std::string::npos || key == r.keys.end()) return false;
     key->second = std::stoll(word.substr(equals + 1));

@@ -68,16 +68,26 @@ struct Host {
 inline Outcome save_now(Writer& writer, std::span<const Piece> pieces, uint64_t step,
                         const TensorSizes& sizes = known_sizes()) {
   Host host;
-  writer.save(pieces, sizes, known_state(step), false, *host.device, *host.stream);
+  writer.save(pieces, sizes, known_state(step), {}, *host.device, *host.stream);
   writer.wait();
   auto outcome = writer.poll();
-  return outcome ? std::move(*outcome) : Outcome{step, fail("no outcome"), false, "", 0, {}, {}};
+  if (outcome) return std::move(*outcome);
+  Outcome none;
+  none.status = fail("no outcome");
+  return none;
 }
 
 inline Status save_known(Writer& writer, const World& world, uint64_t step) {
   Holding mine(world.rank, world.size);
   mine.fill(step);
   return save_now(writer, mine.pieces, step).status;
+}
+
+// Agrees on a checkpoint of the shared directory alone.
+inline Result<Reader::Agreed> agree(const std::string& run, std::optional<uint64_t> step,
+                                    Control& control) {
+  const Source shared{Level::shared, run};
+  return Reader::agree({&shared, 1}, step, control);
 }
 
 // What is wrong with what this rank of a world reads; empty when it is all of `step`.
@@ -108,7 +118,7 @@ inline std::vector<std::string> entries(const std::string& dir) {
 inline std::vector<std::string> litter(const std::string& run) {
   std::vector<std::string> names = entries(run);
   std::erase_if(names, [](const std::string& n) {
-    return n.starts_with("step-") || n == "run.lock" || n.starts_with(".attempt-");
+    return n.starts_with("step-") || n.starts_with("run.") || n.starts_with(".attempt-");
   });
   return names;
 }

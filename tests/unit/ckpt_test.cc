@@ -41,7 +41,7 @@ TEST_CASE("any number of ranks reads what any number wrote") {
 
     for (int readers : {1, 2, 3, 5}) {
       Team(readers).run([&](Control& control) {
-        auto agreed = Reader::agree(run, std::nullopt, control);
+        auto agreed = agree(run, std::nullopt, control);
         REQUIRE(agreed);
         REQUIRE(agreed->reader);
         CHECK(agreed->passed_over.empty());
@@ -114,18 +114,20 @@ TEST_CASE("an unreadable newest checkpoint gives way to the next older") {
   CHECK(passed[0].find("step 3") != std::string::npos);
   CHECK(passed[0].find(shard(dir / "run", 3, 0)) != std::string::npos);
   Team(1).run([&](Control& control) {
-    auto fixed = Reader::agree(dir / "run", 3, control);
+    auto fixed = agree(dir / "run", 3, control);
     REQUIRE(!fixed);
     CHECK(fixed.error().exit == exit_code::hopeless);
-    auto other = Reader::agree(dir / "run", 7, control);
+    auto other = agree(dir / "run", 7, control);
     REQUIRE(!other);
     CHECK(other.error().what.find("1, 2, 3") != std::string::npos);
 
     auto writer = open_writer(dir / "run", control);
     REQUIRE(writer);
-    auto moved = (*writer)->set_aside_after(2);
+    const PassedOver bad{Level::shared, 3, "its reason"};
+    auto moved = (*writer)->go_on_from(2, {&bad, 1});
     REQUIRE(moved);
-    CHECK(*moved == std::vector<std::string>{dir / "run/step-000000003.aside"});
+    CHECK(*moved == std::vector<std::string>{"set aside: " + dir / "run/step-000000003.bad"});
+    CHECK(read_file(dir / "run/step-000000003.bad/WHY") == "its reason\n");
   });
   CHECK(save(dir / "run", 3));
   CHECK(load(dir / "run", 3) == "");
@@ -140,10 +142,10 @@ TEST_CASE("checkpoints are set aside as often as a run goes back, newest first")
     Team(1).run([&](Control& control) {
       auto writer = open_writer(run, control);
       REQUIRE(writer);
-      auto moved = (*writer)->set_aside_after(1);
+      auto moved = (*writer)->go_on_from(1, {});
       REQUIRE_MESSAGE(moved, (moved ? "" : moved.error().what));
       REQUIRE(moved->size() == 2);
-      CHECK(moved->front() == name);
+      CHECK(moved->front() == "set aside: " + name);
     });
     CHECK(*list_checkpoints(run) == std::vector<uint64_t>{1});
   }
@@ -154,7 +156,7 @@ TEST_CASE("damage that one rank sees is known to all") {
   for (uint64_t step : {1, 2}) REQUIRE(save(dir / "run", step, 3));
   write_file(shard(dir / "run", 2, 2), "");
   Team(3).run([&](Control& control) {
-    auto agreed = Reader::agree(dir / "run", std::nullopt, control);
+    auto agreed = agree(dir / "run", std::nullopt, control);
     REQUIRE(agreed);
     CHECK(agreed->reader->state().step == 1);
     CHECK(agreed->passed_over.size() == 1);
@@ -226,7 +228,7 @@ TEST_CASE("a rank that cannot write fails the save on all ranks and leaves nothi
     auto writer = open_writer(dir / "run", control);
     REQUIRE(writer);
     Stream& stream = control.world().rank == 1 ? static_cast<Stream&>(broken) : *host.stream;
-    (*writer)->save(mine.pieces, known_sizes(), known_state(2), false, *host.device, stream);
+    (*writer)->save(mine.pieces, known_sizes(), known_state(2), {}, *host.device, stream);
     (*writer)->wait();
     const auto saved = (*writer)->poll();
     REQUIRE(saved);

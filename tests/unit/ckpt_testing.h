@@ -36,9 +36,10 @@ inline std::string load(const std::string& run, uint64_t step,
                         std::vector<std::string>* passed_over = nullptr) {
   std::string problem;
   Team(1).run([&](Control& control) {
-    auto agreed = Reader::agree(run, std::nullopt, control);
+    auto agreed = agree(run, std::nullopt, control);
     if (!agreed) return void(problem = agreed.error().what);
-    if (passed_over) *passed_over = agreed->passed_over;
+    if (passed_over)
+      for (const PassedOver& p : agreed->passed_over) passed_over->push_back(p.why);
     if (!agreed->reader) return void(problem = "there is none");
     problem = compare_known(*agreed->reader, control.world(), step);
   });

@@ -61,6 +61,7 @@ class TestShard final : public Shard {
   Result<StepStats> step(Stream&, const StepScalars&) override { return StepStats{}; }
   std::vector<Piece> owned() const override { return {}; }
   std::vector<Piece> wanted() const override { return {}; }
+  Status spread(Stream&) override { return {}; }
   uint64_t updates() const override { return 0; }
   void set_updates(uint64_t) override {}
 

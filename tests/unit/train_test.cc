@@ -265,7 +265,7 @@ TEST_CASE("a damaged newest checkpoint costs its steps, not the run") {
   const std::string out = read_file(dir / "out");
   CHECK(out.find("step 12 cannot be used") != std::string::npos);
   CHECK(out.find(shard) != std::string::npos);
-  CHECK(out.find("set aside: " + c.run_dir + "/step-000000012.aside") != std::string::npos);
+  CHECK(out.find("set aside: " + c.run_dir + "/step-000000012.bad") != std::string::npos);
   CHECK(weights(c, "000000012") == before);
 }
 
@@ -369,6 +369,76 @@ TEST_CASE("a save that fails does not end the run") {
   const std::string out = read_file(dir / "out");
   CHECK(out.find("checkpoint of step 6 failed: ") != std::string::npos);
   CHECK(out.find("the checkpoint of step 3 is intact") != std::string::npos);
+}
+
+TEST_CASE("a save that fails ends the run that says so") {
+  Temporary dir;
+  const std::string disk = dir / "disk";
+  std::filesystem::create_directory(disk);
+  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k") != 0) {
+    std::puts("skipped: no right to mount a small disk");
+    return;
+  }
+  RunConfig c = small(dir);
+  c.run_dir = disk + "/run";
+  c.checkpoint.every = 3;
+  c.checkpoint.keep = 0;
+  c.checkpoint.on_error = OnSaveError::abort;
+  const std::string said = train_as({2}, c);
+  const auto steps = list_checkpoints(c.run_dir);
+  const std::string log = read_file(c.run_dir + "/run.log");
+  umount(disk.c_str());
+  CHECK(said.starts_with("1 checkpoint of step 6 failed: "));
+  CHECK(*steps == std::vector<uint64_t>{3});
+  CHECK(log.find("checkpoint: step 3 durable, ") != std::string::npos);
+  CHECK(log.find("checkpoint of step 6 failed: ") != std::string::npos);
+}
+
+TEST_CASE("a restart takes what the nodes themselves have, if it is newer") {
+  for (ShardPolicy shard : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    Temporary dir;
+    RunConfig whole = small(dir, "whole"), parts = small(dir, "parts");
+    whole.parallel.shard = parts.parallel.shard = shard;
+    parts.checkpoint.every = 6;
+    parts.checkpoint.local_every = 2;
+    parts.checkpoint.local_dir = dir / "local";
+    REQUIRE(train_as({1, 2}, whole) == "");
+    REQUIRE(train_as({1, 2}, parts) == "");
+    std::filesystem::remove_all(parts.run_dir + "/step-000000012");
+    REQUIRE(train_as({1, 2}, parts, dir / "out") == "");
+    CHECK(read_file(dir / "out").find("continued from " + parts.checkpoint.local_dir) !=
+          std::string::npos);
+    CHECK(read_file(dir / "out").find("/step-000000010") != std::string::npos);
+    CHECK(weights(parts, "000000012") == weights(whole, "000000012"));
+    CHECK(losses(parts) == losses(whole));
+
+    // Other ranks, and ranks that own other parts, take the shared one.
+    for (const std::vector<int>& ranks : {std::vector<int>{2}, std::vector<int>{1, 2}}) {
+      std::filesystem::remove_all(parts.run_dir + "/step-000000012");
+      parts.parallel.bucket_mib = 1;
+      REQUIRE(train_as(ranks, parts, dir / "out") == "");
+      CHECK(read_file(dir / "out").find("continued from " + parts.run_dir + "/step-000000006") !=
+            std::string::npos);
+      CHECK(read_file(dir / "out").find("local checkpoint of step 10 cannot be used: ") !=
+            std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a run that comes no further is not started for ever") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  c.optim.lr = 1e30;  // ends in nothing but infinities, before the first checkpoint
+  c.optim.clip = 0;
+  c.train.steps = 50;
+  c.checkpoint.attempts = 2;
+  for (int attempt = 0; attempt < 2; ++attempt)
+    CHECK(train_as({2}, c).find("has not been finite") != std::string::npos);
+  const std::string said = train_as({2}, c);
+  CHECK(said.starts_with("93 "));
+  CHECK(said.find(c.run_dir + " has been started 2 times from step 0 ") != std::string::npos);
+  c.optim.lr = 1e-2;  // mended
+  CHECK(train_as({2}, c) == "");
 }
 
 TEST_CASE("cuda is refused by a build without it") {
