@@ -13,7 +13,7 @@ namespace {
 
 // NCCL itself reads 1024 elements at most, and nests them by switches.
 constexpr int max_depth = 64;
-constexpr size_t max_functions = 16384;
+constexpr size_t max_functions = 16384, max_nodes = 1024;
 
 constexpr uint16_t pci_nvidia = 0x10de, pci_amd = 0x1002, pci_intel = 0x8086;
 constexpr uint16_t pci_slingshot = 0x17db, pci_amazon = 0x1d0f;
@@ -133,6 +133,7 @@ class Reader {
     std::string host;
     bool overlap = false, missing = false;
     for (const auto& cpu : system.children("cpu")) {
+      if (places_.size() >= max_nodes) return bad(cpu, "too many memory nodes");
       NumaNode n;
       if (!number(cpu, "numaid", -1, n.node) || n.node < -1 || n.node >= max_cpu)
         return bad_value(cpu, "numaid", "the number of a memory node");
@@ -229,7 +230,8 @@ class Reader {
     const auto vendor = vendor_of(pci, pci_vendor, pci_class);
     if (!vendor) return {};
     const auto parts = std::distance(pci.children("gpu").begin(), pci.children("gpu").end());
-    if (static_cast<size_t>(parts) > max_gpus) return bad(pci, "too many GPUs in one function");
+    if (gpus_.size() + static_cast<size_t>(parts) > max_gpus)
+      return bad(pci, "more than " + std::to_string(max_gpus) + " GPUs");
     if (!gpus_seen_.insert(id).second) return bad(pci, "GPU " + to_string(id) + " a second time");
     for (int i = 0; i < std::max<int>(1, static_cast<int>(parts)); ++i) {
       Gpu gpu;
@@ -254,9 +256,11 @@ class Reader {
 
   Status read_ports(const Node& nic, const Spot& spot, std::optional<PciId> id, uint32_t pci_class,
                     uint16_t vendor) {
+    const auto too_many = [&] { return std::max(nics_.size(), m_.nets.size()) >= max_nics; };
     int earlier = 0;
     std::map<std::string, PciId> function_of;
     for (const auto& net : nic.children("net")) {
+      if (too_many()) return bad(net, "too many network devices");
       const std::string device = net.attribute("name").value();
       if (!is_device_name(device)) return bad_value(net, "name", "the name of a network device");
       int port = 0, speed = 0;
@@ -267,7 +271,6 @@ class Reader {
       const double rate = speed / 1000.0;
       if (port == 0 || !id) {  // NCCL's socket transport
         m_.nets.push_back({device, id, std::nullopt, rate, spot.place});
-        if (m_.nets.size() > max_nics) return bad(net, "too many network devices");
         continue;
       }
       Nic found;

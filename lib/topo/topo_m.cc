@@ -15,6 +15,8 @@ namespace {
 constexpr size_t max_devices = 256;
 constexpr uint32_t domain_of_gpus = 0xfffffff0, domain_of_nics = 0xfffffff1;
 constexpr int max_node = 1 << 16;
+// 256 GPUs and as many NICs take a tenth of this.
+constexpr size_t max_text = 1 << 20;
 
 PciId made_up(uint32_t domain, size_t i) { return {domain, static_cast<uint8_t>(i), 0, 0}; }
 
@@ -398,10 +400,12 @@ bool is_showtoponuma(std::string_view text) {
 }
 
 Result<Machine> machine_from_topo_m(const std::string& text, const std::string& name) {
+  if (text.size() > max_text) return fail_at(name, 1, "too long for what nvidia-smi prints");
   return Matrix(text, name).read();
 }
 
 Result<Machine> machine_from_showtoponuma(const std::string& text, const std::string& name) {
+  if (text.size() > max_text) return fail_at(name, 1, "too long for what rocm-smi prints");
   Machine m;
   m.kind = "showtoponuma";
   m.file = name;

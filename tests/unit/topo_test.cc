@@ -360,6 +360,19 @@ TEST_CASE("NCCL's files: damage and hostility are told by their line") {
   for (int i = 0; i < 100'000; ++i) deep += "</pci>";
   CHECK(refused(nccl(deep + "</cpu>")).find("nested too deeply") != std::string::npos);
 
+  const auto times = [](size_t n, const std::string& text) {
+    std::string out;
+    while (n--) out += text;
+    return out;
+  };
+  CHECK(refused(nccl(times(2000, "<cpu/>"))).find("too many memory nodes") != std::string::npos);
+  CHECK(pci("busid=\"0000:01:00.0\" class=\"0x030200\">" + times(2000, "<gpu/>") + "</pci>")
+            .find("more than 1024 GPUs") != std::string::npos);
+  CHECK(pci("busid=\"0000:01:00.0\" class=\"0x020000\"><nic>" +
+            times(5000, "<net name=\"eth0\" port=\"0\"/>") + "</nic></pci>")
+            .find("too many network devices") != std::string::npos);
+  CHECK(refused(topo_m + times(100'000, "some prose\n")).find("too long") != std::string::npos);
+
   std::string many = "<cpu numaid=\"0\">";
   for (int i = 0; i < 3000; ++i) {
     char gpu[80];
