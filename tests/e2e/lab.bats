@@ -90,6 +90,8 @@ reach() { lab exec "$1" timeout 1 bash -c ": < /dev/tcp/$2/6818" 2>/dev/null; }
   run small 1 --conf 'NoSuchOption=1'
   [ "$status" = 1 ]
   [[ $output == *"NoSuchOption"* ]]
+  # It took its own helpers for processes of the lab, once.
+  [[ $output != *"do not die"* ]]
   [ "$(lab_value state)" = down ]
   [ -z "$(of_this_lab)" ]
 }
@@ -171,6 +173,14 @@ reach() { lab exec "$1" timeout 1 bash -c ": < /dev/tcp/$2/6818" 2>/dev/null; }
   [ "$(srun --gpus=3 printenv CUDA_VISIBLE_DEVICES)" = 0,1,2 ]
   [ "$(lab_value gres)" = devices ] || skip "device nodes are refused"
   [ "$(stat -c '%F %t %T' "$TL_LAB"/dev/nvidia2)" = "character special file f0 2" ]
+}
+
+@test "with --constrain steps have groups of their own, gone with the cluster" {
+  small 2 --constrain
+  [ "$(lab_value constrain)" != no ] || skip "cgroups that steps could be kept to are refused here"
+  srun -N2 sh -c 'grep -q "cpuset:/.*/step_" /proc/self/cgroup'
+  lab down
+  [ -z "$(find /sys/fs/cgroup -path "*/$(lab_value id)-*" 2>/dev/null)" ]
 }
 
 @test "an ordinary user can submit" {
