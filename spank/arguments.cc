@@ -25,7 +25,8 @@ po::options_description describe_options() {
   add("topology", text()->value_name("FILE"),
       "plan for the machine in FILE: hwloc or NCCL XML, `nvidia-smi topo -m`, a copied /sys "
       "[this machine]");
-  add("format", text()->value_name("FORM"), "text, json, svg (a picture), wire [text]");
+  add("format", text()->value_name("FORM"),
+      "text, json, svg (a picture), nccl-xml (show), wire (plan) [text]");
   add("ranks", text()->value_name("N"), "ranks on this node [one per GPU]");
   add("gpus", text()->value_name("LIST"), "the job step's GPUs, numbered in PCI order [all]");
   add("devices", text()->value_name("LIST"),
@@ -121,10 +122,12 @@ Status take_format(Arguments& a, const std::string& value) {
     a.format = Format::json;
   else if (value == "wire")
     a.format = Format::wire;
+  else if (value == "nccl-xml")
+    a.format = Format::nccl_xml;
   else if (value == "svg")
     a.format = Format::svg;
   else
-    return fail("'" + value.substr(0, 80) + "': use text, json, svg or wire");
+    return fail("'" + value.substr(0, 80) + "': use text, json, svg, nccl-xml or wire");
   return {};
 }
 
@@ -278,9 +281,13 @@ Result<Arguments> parse_arguments(int argc, char** argv, const po::options_descr
                     " takes options only; see gpu-bind --help",
                 exit_code::usage);
   if (auto s = take(a, vm); !s) return fail(s.error().what, exit_code::usage);
-  const bool drawn = a.command == "plan" || a.command == "show";
-  if ((a.format == Format::wire && a.command != "plan") || (a.format == Format::svg && !drawn))
-    return fail("--format: " + a.command + " has text" + (drawn ? ", json and svg" : " and json"),
+  const bool shows = a.command == "show", drawn = shows || a.command == "plan";
+  if ((a.format == Format::wire && a.command != "plan") || (a.format == Format::svg && !drawn) ||
+      (a.format == Format::nccl_xml && !shows))
+    return fail("--format: " + a.command + " has text" +
+                    (shows   ? ", json, svg and nccl-xml"
+                     : drawn ? ", json and svg"
+                             : " and json"),
                 exit_code::usage);
   if (!a.plan.empty() && a.command != "check")
     return fail("--plan: only check compares with a plan", exit_code::usage);

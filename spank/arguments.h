@@ -10,7 +10,7 @@
 
 namespace trainlaunch {
 
-enum class Format : uint8_t { text, json, svg, wire };
+enum class Format : uint8_t { text, json, svg, nccl_xml, wire };
 
 struct Arguments {
   std::string command;

@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "doctor_plan.h"
+#include "env/nccl_topology.h"
 #include "fit.h"
 #include "picture.h"
 #include "report.h"
@@ -101,6 +102,7 @@ Status print_machine(const Arguments& a) {
   auto nics = choose_nics(*machine, gpus, a.settings.policy);
   if (!nics) return forward(nics);
   for (const Warning& w : warnings) std::cerr << "gpu-bind: " << w.message << '\n';
+  if (a.format == Format::nccl_xml) return print(nccl_topology(*machine, this_cpu()));
   return print(a.format == Format::svg    ? machine_svg(*machine, *nics)
                : a.format == Format::json ? machine_json(*machine, *nics)
                                           : machine_text(*machine, *nics, style_of_output()));

@@ -76,7 +76,8 @@ bool trusted(int fd, const char* path, Reason& why) {
   return good;
 }
 
-bool read_key(std::string_view key, std::string_view value, Site& site) {
+// Null if `value` is one for `key`, else those that are. The planner judges all other keys.
+const char* read_key(std::string_view key, std::string_view value, Site& site) {
   if (key == "bind") {
     if (value == "on-request")
       site.bind = Site::on_request;
@@ -85,16 +86,29 @@ bool read_key(std::string_view key, std::string_view value, Site& site) {
     else if (value == "off")
       site.bind = Site::off;
     else
-      return false;
+      return "on-request, always or off";
   } else if (key == "strict") {
-    if (value != "yes" && value != "no") return false;
+    if (value != "yes" && value != "no") return "yes or no";
     site.strict = value == "yes";
   } else if (key == "timeout-ms") {
     uint32_t ms = 0;
-    if (!parse_number(value, 60000, ms) || ms < 50) return false;
+    if (!parse_number(value, 60000, ms) || ms < 50) return "milliseconds, 50 to 60000";
     site.timeout_ms = ms;
   }
-  return true;
+  return nullptr;
+}
+
+// The keys that the plugin reads; each may be given once.
+constexpr std::string_view site_keys[] = {"bind", "strict", "timeout-ms"};
+
+bool seen_before(std::string_view key, bool (&seen)[3]) {
+  for (size_t i = 0; i < 3; ++i) {
+    if (key != site_keys[i]) continue;
+    const bool before = seen[i];
+    seen[i] = true;
+    return before;
+  }
+  return false;
 }
 
 }  // namespace
@@ -116,6 +130,7 @@ bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
   }
 
   site.there = true;
+  bool seen[3] = {};
   std::string_view rest(text, static_cast<size_t>(n)), line;
   for (long number = 1; next_part(rest, '\n', line); ++number) {
     std::string_view comment = line;
@@ -124,11 +139,13 @@ bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
     if (equals == std::string_view::npos) continue;
     const std::string_view key = trim({line.data(), equals});
     const std::string_view value = trim({line.data() + equals + 1, line.size() - equals - 1});
-    if (read_key(key, value, site)) continue;
-    why.set(path, ":", number, ": ", key,
-            key == "bind"     ? ": use on-request, always or off"
-            : key == "strict" ? ": use yes or no"
-                              : ": use milliseconds, 50 to 60000");
+    if (seen_before(key, seen)) {
+      why.set(path, ":", number, ": ", key, ": given before");
+      return false;
+    }
+    const char* use = read_key(key, value, site);
+    if (!use) continue;
+    why.set(path, ":", number, ": ", key, ": use ", use);
     return false;
   }
   return true;

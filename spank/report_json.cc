@@ -116,6 +116,10 @@ std::string rank_json(const Answer& a, size_t rank, const std::string& node) {
   json env = variables(a.env.common);
   env.update(variables(a.env.ranks[rank]));
   j["env"] = env;
+  json from = json::object();
+  for (const auto* list : {&a.env.common, &a.env.ranks[rank]})
+    for (const Variable& v : *list) from[v.name] = name_of(v.source);
+  j["env_from"] = from;
   json out = {{"node", node}};
   out.update(j);
   return dump(out, -1);

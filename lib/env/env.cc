@@ -53,8 +53,13 @@ class Builder {
 
   // The GPU's name in Slurm's words.
   std::string word(int gpu) const {
+    if (o_.devices.empty()) {
+      // An instance has no number of its own.
+      const std::string& mig = m_.gpus[static_cast<size_t>(gpu)].mig;
+      return mig.empty() ? std::to_string(gpu) : mig;
+    }
     const auto at = std::find(plan_.gpus.begin(), plan_.gpus.end(), gpu) - plan_.gpus.begin();
-    return o_.devices.empty() ? std::to_string(gpu) : o_.devices[static_cast<size_t>(at)];
+    return o_.devices[static_cast<size_t>(at)];
   }
   std::vector<std::string> words(const std::vector<int>& gpus) const {
     std::vector<std::string> out;
@@ -107,12 +112,13 @@ class Builder {
       give(env_.ranks[i], plan_.ranks[i].gpus, "the rank's own GPUs");
   }
 
-  // The names of verbs ports among `nics`, as libraries are told them. One that has a separator in
-  // it would be taken for several.
+  // The ports among `nics` that libraries can be told of by name. A name with a separator in it
+  // would be taken for several.
   std::vector<int> nameable(const std::vector<int>& nics) const {
     std::vector<int> out;
     for (int n : nics)
-      if (nic(n).verbs && nic(n).name.find_first_of(",:=^ ") == std::string::npos) out.push_back(n);
+      if (nic(n).verbs && nic(n).named && nic(n).name.find_first_of(",:=^ ") == std::string::npos)
+        out.push_back(n);
     return out;
   }
   std::string names(const std::vector<int>& nics) const {

@@ -60,9 +60,7 @@ Status same_gpus(const Machine& file, const Machine& machine) {
 
 Status known_ports(const Machine& file, const Machine& machine) {
   for (const Nic& n : file.nics) {
-    // Without a <net> there is only a PCI function, here in place of a name: NCCL drops it if
-    // nothing is found there.
-    if (n.name == to_string(n.pci)) continue;
+    if (!n.named) continue;  // only a PCI function: NCCL drops it if it finds nothing there
     const bool known = std::any_of(machine.nics.begin(), machine.nics.end(), [&](const Nic& o) {
       return o.name == n.name && o.pci == n.pci;
     });
@@ -124,9 +122,9 @@ class Writer {
       if (g.place.numa < 0 && m_.numa.size() != 1)
         return fail("in which memory node GPU " + to_string(g.pci) +
                     " is, this machine does not say; plan for a file that does: --topology FILE");
-    line("<system version=\"1\">");
+    open("<system version=\"1\">");
     for (const NumaNode& n : m_.numa) cpu(n);
-    line("</system>");
+    close("</system>");
     return std::move(out_);
   }
 
@@ -158,14 +156,18 @@ class Writer {
     open(tag + '>');
     std::map<size_t, std::vector<size_t>> trees;  // what is below one root switch
     for (size_t d = 0; d < m_.gpus.size() + m_.nics.size(); ++d)
-      if (place(d) == node.node) trees[root_.of(d)].push_back(d);
+      if (node_of(root_.of(d)) == node.node) trees[root_.of(d)].push_back(d);
     for (const auto& [root, devices] : trees) tree(devices);
     close("</cpu>");
   }
 
-  int place(size_t device) const {
+  // The memory node of a device, the first of those below its root switch: a GPU if there is one. A
+  // port that stands alone and is nowhere goes to the first node, as NCCL itself would have it.
+  int node_of(size_t device) const {
     const int node = is_gpu(device) ? m_.gpus[device].place.numa : port(device).place.numa;
-    return node < 0 && m_.numa.size() == 1 ? m_.numa.front().node : node;
+    const bool known = std::any_of(m_.numa.begin(), m_.numa.end(),
+                                   [&](const NumaNode& n) { return n.node == node; });
+    return known ? node : m_.numa.front().node;
   }
 
   void tree(const std::vector<size_t>& devices) {
@@ -213,7 +215,7 @@ class Writer {
   void ports(const std::string& tag, const std::vector<size_t>& parts) {
     const Nic& first = port(parts.front());
     const bool infiniband = first.link_layer == LinkLayer::infiniband;
-    const bool named = first.verbs && first.name != to_string(first.pci);
+    const bool named = first.verbs && first.named;
     const std::string pci = tag + (infiniband ? "0x020700" : "0x020000") + '"';
     if (!named) return line(pci + "/>");
     open(pci + '>');
@@ -260,6 +262,7 @@ int number_of(const std::string& text) {
 
 Status is_of_machine(const Machine& file, const Machine& machine) {
   if (file.gpus.empty()) return fail("it has no GPU");
+  if (machine.made_up_ids) return fail("the plan's machine has no bus numbers to compare");
   for (const auto check : {same_cpus, same_gpus, known_ports})
     if (auto s = check(file, machine); !s) return s;
   return {};
@@ -298,6 +301,9 @@ CpuModel this_cpu() {
 
 Result<std::string> nccl_topology(const Machine& machine, const CpuModel& cpu) {
   if (machine.gpus.empty()) return fail("this machine has no GPU");
+  if (machine.numa.empty()) return fail("this machine has no memory nodes");
+  if (machine.made_up_ids)
+    return fail(machine.file + " does not say which bus numbers its devices have");
   return Writer(machine, cpu).run();
 }
 

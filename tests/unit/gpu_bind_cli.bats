@@ -38,7 +38,8 @@ refused() {
 @test "every key of the configuration has its place in its page" {
   run "$planner" --help
   [ "$status" -eq 0 ]
-  for key in bind policy visible cpu mem nic env report strict topology topology-check timeout-ms; do
+  for key in bind policy visible cpu mem nic env report strict topology topology-check timeout-ms \
+    nic-include nic-exclude nccl-topology; do
     grep -qx "\.It Cm $key" man/gpu-bind.conf.5
   done
 }
@@ -97,7 +98,7 @@ refused() {
   [[ $output == "error --policy=nearest: use one of auto, closest, map:LIST, off" ]]
   run "$planner" show --format=wire
   [ "$status" -eq 2 ]
-  [ "$output" = "error --format: show has text, json and svg" ]
+  [ "$output" = "error --format: show has text, json, svg and nccl-xml" ]
 }
 
 @test "a plan for a machine in a file" {
@@ -268,6 +269,15 @@ END
   [ "$status" -eq 0 ]
   [ -z "$stderr" ]
   [[ $output != *"77 CPUs"* ]]
+}
+
+@test "show writes a topology file for NCCL, and no other command does" {
+  run "$planner" show --topology "$lab/four-gpus.xml" --format=nccl-xml
+  [ "$status" -eq 0 ]
+  [ "$(head -n 1 <<< "$output")" = '<system version="1">' ]
+  [ "$(tail -n 1 <<< "$output")" = '</system>' ]
+  [[ $output == *'affinity="'*'arch="'* ]]
+  refused 2 plan --topology "$lab/four-gpus.xml" --format=nccl-xml
 }
 
 @test "the site's file sets defaults, the command line overrides them" {

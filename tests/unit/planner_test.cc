@@ -199,6 +199,7 @@ TEST_CASE("reports: a line per rank, the reasons, an object, or what to mend") {
     const json j = json::parse(line.substr(4));
     CHECK(j["node"] == "n1");
     CHECK(j["env"].contains("NCCL_IB_HCA"));
+    CHECK(j["env_from"]["NCCL_IB_HCA"].get<std::string>() == "topology");
     CHECK(j["cpus"].is_string());
   }
   CHECK(wire_of(made.answer(), Report::doctor, "n1").find("nothing to mend") != std::string::npos);
@@ -335,6 +336,153 @@ TEST_CASE("the site's file is read with its comments and blanks, errors have the
   CHECK(refusal(folder.file("mem=near\n")).find("gpu-bind.conf:1: mem=near: use one of") !=
         std::string::npos);
   CHECK(refusal(folder.file("bind\n")).find(":1: not of the form") != std::string::npos);
+}
+
+namespace {
+
+Settings parsed(const std::string& text, const std::string& node = "n1") {
+  Settings s;
+  const auto r = parse_config(s, text, "f", node);
+  REQUIRE_MESSAGE(r.has_value(), r.error().what);
+  return s;
+}
+
+std::string wrong(const std::string& text) {
+  Settings s;
+  const auto r = parse_config(s, text, "f", "n1");
+  REQUIRE_MESSAGE(!r.has_value(), text);
+  CHECK(r.error().exit == exit_code::usage);
+  return r.error().what;
+}
+
+}  // namespace
+
+TEST_CASE("a key given twice is an error that names both lines") {
+  CHECK(wrong("cpu = numa\n\ncpu=local\n") == "f:3: cpu: given before, in line 1");
+  CHECK(wrong("topology.n1=/a\ntopology.n1 = /b") == "f:2: topology.n1: given before, in line 1");
+  CHECK(wrong("env.NCCL_DEBUG=WARN\nenv.NCCL_DEBUG=INFO").starts_with("f:2: env.NCCL_DEBUG: "));
+  // Another kind's is another key.
+  CHECK(parsed("env.efa.FI_PROVIDER=efa\nenv.slingshot.FI_PROVIDER=cxi").variables.size() == 2);
+}
+
+TEST_CASE("files by node: the first list that has the node, else the one for all") {
+  const std::string text =
+      "topology.gpu[001-100] = /etc/a.xml\n"
+      "topology = /etc/all.xml\n"
+      "topology.gpu[050-060],login1 = /etc/b.xml\n"
+      "nccl-topology.gpu[001-002].cluster.org = /etc/nccl.xml\n";
+  CHECK(parsed(text, "gpu001").topology == "/etc/a.xml");
+  CHECK(parsed(text, "gpu055").topology == "/etc/a.xml");
+  CHECK(parsed(text, "login1").topology == "/etc/b.xml");
+  CHECK(parsed(text, "gpu101").topology == "/etc/all.xml");
+  CHECK(parsed(text, "gpu01").topology == "/etc/all.xml");
+  CHECK(parsed(text, "gpu002.cluster.org").nccl_topology == "/etc/nccl.xml");
+  CHECK(parsed(text, "gpu002").nccl_topology.empty());
+
+  CHECK(wrong("topology = gpu.xml").find("absolute path") != std::string::npos);
+  CHECK(wrong("topology =").find("absolute path") != std::string::npos);
+  CHECK(wrong("topology.n[1-4 = /a") ==
+        "f:1: topology.'n[1-4': not a host list such as n[1-4],login");
+  CHECK(wrong("topology. = /a").find("needs a host list") != std::string::npos);
+  CHECK(wrong("topologyx = /a").find("unknown key 'topologyx'") != std::string::npos);
+  CHECK(wrong("nccl-topology.n$x = /a").find("not a host list") != std::string::npos);
+}
+
+TEST_CASE("ports by name and pattern") {
+  const Settings s = parsed("nic-exclude = mlx5_3, mlx5_bond_*\nnic-include=mlx5_[0-9]:1");
+  CHECK(s.policy.nic_exclude == std::vector<std::string>{"mlx5_3", "mlx5_bond_*"});
+  CHECK(s.policy.nic_include == std::vector<std::string>{"mlx5_[0-9]:1"});
+  CHECK(s.nic_from == Source::site);
+  CHECK(parsed("cpu=numa").nic_from == Source::topology);
+  CHECK(parsed("nic=closest").nic_from == Source::site);
+  Settings option = parsed("nic=closest");
+  REQUIRE(set_option(option, "nic", "all").has_value());
+  CHECK(option.nic_from == Source::option);
+  for (const char* bad :
+       {"nic-exclude=", "nic-include=a,,b", "nic-exclude=a b", "nic-include=$(x)"})
+    CHECK_MESSAGE(wrong(bad).find("f:1: nic-") == 0, bad);
+}
+
+TEST_CASE("the site's variables: known libraries' names, plain values") {
+  const Settings s = parsed(
+      "env.efa.FI_PROVIDER = efa\nenv.NCCL_DEBUG=WARN # loud\nenv.roce.UCX_TLS = rc, cuda\n");
+  REQUIRE(s.variables.size() == 3);
+  CHECK(s.variables[0].kind == "efa");
+  CHECK(s.variables[0].name == "FI_PROVIDER");
+  CHECK(s.variables[0].value == "efa");
+  CHECK(s.variables[1].kind.empty());
+  CHECK(s.variables[1].value == "WARN");
+  CHECK(s.variables[2].value == "rc, cuda");
+  CHECK(s.env == EnvMode::keep);
+
+  for (const char* name :
+       {"LD_PRELOAD", "PATH", "NCCL_CONF_FILE", "GPU_BIND_SET", "CUDA_VISIBLE_DEVICES", "NCCL_",
+        "nccl_debug", "", "SLURM_CONF", "NCCL_A B"})
+    CHECK_MESSAGE(wrong(std::string("env.") + name + "=x").find("not a variable that can be set") !=
+                      std::string::npos,
+                  name);
+  CHECK(wrong("env.NCCL_TOPO_FILE=/x").find("use nccl-topology") != std::string::npos);
+  CHECK(wrong("env.myrinet.NCCL_DEBUG=x").find("use one of infiniband, roce") != std::string::npos);
+  CHECK(wrong("env.NCCL_DEBUG=").find("is empty") != std::string::npos);
+  CHECK(wrong("env.NCCL_DEBUG=a\x1b[2J").find("printable") != std::string::npos);
+  CHECK(wrong("env.NCCL_DEBUG=" + std::string(2000, 'x')).find("printable") != std::string::npos);
+  std::string many;
+  for (int i = 0; i < 33; ++i) many += "env.NCCL_V" + std::to_string(i) + "=1\n";
+  CHECK(wrong(many).starts_with("f:33: "));
+}
+
+TEST_CASE("where each variable comes from is in every report") {
+  Machine m = hgx_h100();
+  for (Gpu& g : m.gpus) g.vendor = Vendor::amd;
+  auto made = plan(m, {}, {});
+  REQUIRE(made.has_value());
+  EnvOptions o;
+  o.variables = {{"infiniband", "NCCL_IB_SL", "1"}};
+  const Environment env = environment(m, *made, o);
+  const Answer answer{m, *made, env};
+  const json j = json::parse(plan_json(answer))["env"];
+  CHECK(j["why"]["NCCL_IB_HCA"]["source"].get<std::string>() == "topology");
+  CHECK(j["why"]["NCCL_IB_SL"]["source"].get<std::string>() == "site");
+  CHECK(j["why"]["NCCL_IB_SL"]["why"].get<std::string>() == "the site's for infiniband");
+  CHECK(j["why"]["UCX_NET_DEVICES"]["source"].get<std::string>() == "topology");
+  CHECK(j["unset"].get<std::vector<std::string>>() ==
+        std::vector<std::string>{"CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"});
+  const std::string text = plan_text(answer);
+  CHECK(text.find("NCCL_IB_SL=1  (site: the site's for infiniband)") != std::string::npos);
+  CHECK(text.find("unset: CUDA_VISIBLE_DEVICES") != std::string::npos);
+  const std::string wire_text = wire_of(answer, Report::full, "n1");
+  CHECK(count(wire_text, "env unset CUDA_VISIBLE_DEVICES") == 8);
+  CHECK(count(wire_text, "env keep NCCL_IB_SL=1") == 8);
+  CHECK(wire_text.find("say gpu-bind: n1: NCCL_IB_SL: site: the site's for infiniband\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("the example in etc shows every key, and each line of it is right") {
+  std::ifstream file(TL_SRCDIR "/etc/gpu-bind.conf.example");
+  REQUIRE(file.good());
+  std::ostringstream plain;
+  plain << file.rdbuf();
+  // As it is shipped it sets nothing.
+  const Settings none = parsed(plain.str());
+  CHECK(none.bind == BindSwitch::on_request);
+  CHECK(none.variables.empty());
+  // "#key = value" is a setting to take up; "# words" are words.
+  std::string text;
+  std::set<std::string> keys;
+  for (const std::string& line : lines(plain.str())) {
+    text += line.starts_with('#') && !line.starts_with("# ") ? line.substr(1) : line;
+    text += '\n';
+    if (line.size() > 1 && line[0] == '#' && line[1] != ' ') {
+      const std::string key = line.substr(1, line.find_first_of(" =") - 1);
+      keys.insert(key.substr(0, key.find('.')));
+    }
+  }
+  const Settings all = parsed(text);
+  CHECK_FALSE(all.variables.empty());
+  for (const char* key :
+       {"bind", "policy", "visible", "cpu", "mem", "nic", "env", "report", "strict", "timeout-ms",
+        "topology", "topology-check", "nccl-topology", "nic-include", "nic-exclude"})
+    CHECK_MESSAGE(keys.contains(key), key);
 }
 
 TEST_CASE("a file that others could change is not the site's") {

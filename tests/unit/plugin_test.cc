@@ -605,8 +605,25 @@ TEST_CASE("the site's configuration") {
     CHECK_FALSE(site(path, s, why));
     CHECK(why.find("gpu-bind.conf:2: ") != std::string::npos);
   }
+  write_file(path, "bind=off\ncpu=numa\ncpu=local\nbind=always\n");
+  CHECK_FALSE(site(path, s, why));
+  CHECK(why.find("gpu-bind.conf:4: bind: given before") != std::string::npos);
   write_file(path, std::string(40 * 1024, '#'));
   CHECK_FALSE(site(path, s, why));
+}
+
+TEST_CASE("a file for NCCL is named only if it can be read") {
+  Temporary dir;
+  const std::string path = dir / "topology.xml", link = dir / "link", fifo = dir / "fifo";
+  CHECK_FALSE(plugin::readable_file(path.c_str()));
+  write_file(path, "<system/>");
+  CHECK(plugin::readable_file(path.c_str()));
+  REQUIRE(symlink(path.c_str(), link.c_str()) == 0);
+  CHECK(plugin::readable_file(link.c_str()));
+  REQUIRE(mkfifo(fifo.c_str(), 0644) == 0);
+  CHECK_FALSE(plugin::readable_file(fifo.c_str()));
+  CHECK_FALSE(plugin::readable_file(dir.path().c_str()));
+  CHECK_FALSE(plugin::readable_file(""));
 }
 
 TEST_CASE("only the administrator may have written the configuration or the planner") {
