@@ -92,7 +92,8 @@ struct RankPlan {
 
 struct NicChoice {
   bool used = false;
-  std::string why;  // why not, when not
+  std::string why;          // why not, when not
+  bool over_limit = false;  // not, because NCCL takes no more
 };
 
 struct Plan {

@@ -135,7 +135,7 @@ void cut_list(const Machine& m, const std::vector<int>& gpus, std::vector<NicCho
     for (size_t n = 0; n < m.nics.size(); ++n)
       if (choice[n].used && paired.contains(static_cast<int>(n)) == first) order.push_back(n);
   for (size_t i = limit; i < order.size(); ++i)
-    choice[order[i]] = {false, "NCCL takes 32 ports, and others are nearer or come first"};
+    choice[order[i]] = {false, "NCCL takes 32 ports, and others are nearer or come first", true};
 }
 
 Status take_listed(const Machine& m, const std::vector<std::string>& names,

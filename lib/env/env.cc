@@ -133,7 +133,12 @@ class Builder {
       env_.notes.push_back("NCCL_IB_HCA, UCX_NET_DEVICES: no port with verbs to name");
       return;
     }
-    if (list.size() > nccl_max_hcas) list = cap(list);
+    const auto over = std::count_if(plan_.nics.begin(), plan_.nics.end(),
+                                    [](const NicChoice& c) { return c.over_limit; });
+    if (const size_t all = list.size() + static_cast<size_t>(over); all > nccl_max_hcas) {
+      warn_of_many(all);
+      list = cap(list);
+    }
     add(env_.common, "NCCL_IB_HCA", "=" + names(list), o_.nics_from,
         "the node's usable ports, the same for all ranks");
     for (size_t i = 0; i < plan_.ranks.size(); ++i) {
@@ -143,21 +148,23 @@ class Builder {
     }
   }
 
+  void warn_of_many(size_t count) {
+    env_.warnings.push_back({"nic-many",
+                             "NCCL takes " + std::to_string(nccl_max_hcas) + " ports: of " +
+                                 std::to_string(count) + " usable ones the others are left out",
+                             "name the ones for jobs: nic-include or nic-exclude in gpu-bind.conf, "
+                             "or --gpu-bind-nic=list:NAMES",
+                             false});
+  }
+
   // As many as NCCL takes: those that ranks were given first, then in PCI order.
-  std::vector<int> cap(const std::vector<int>& list) {
+  std::vector<int> cap(const std::vector<int>& list) const {
     std::set<int> kept;
     for (const RankPlan& r : plan_.ranks)
       for (int n : nameable(r.nics))
         if (kept.size() < nccl_max_hcas) kept.insert(n);
     for (int n : list)
       if (kept.size() < nccl_max_hcas) kept.insert(n);
-    env_.warnings.push_back(
-        {"nic-many",
-         "NCCL takes " + std::to_string(nccl_max_hcas) + " ports, of " +
-             std::to_string(list.size()) + " usable ones the others are left out",
-         "name the ones for jobs: nic-include or nic-exclude in gpu-bind.conf, or "
-         "--gpu-bind-nic=list:NAMES",
-         false});
     return {kept.begin(), kept.end()};
   }
 

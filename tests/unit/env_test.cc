@@ -237,8 +237,17 @@ TEST_CASE("no more ports than NCCL takes, those of the ranks first") {
   for (int n = 0; n < 40; ++n) add_nic(m, n % 2);
   link(m, 0, 38, Level::node, 0);
   link(m, 1, 39, Level::node, 0);
+  // A plan leaves the rest out by itself, with a reason; a list is the user's own.
+  const Made cut = make(m);
+  const std::string kept = value(cut, 0, "NCCL_IB_HCA");
+  CHECK(std::count(kept.begin(), kept.end(), ',') == 31);
+  REQUIRE(cut.env.warnings.size() == 1);
+  CHECK(cut.env.warnings[0].code == "nic-many");
+  CHECK(cut.env.warnings[0].message.find("of 40 usable ones") != std::string::npos);
+
   Policy p;
-  p.nic = NicMode::all;
+  p.nic = NicMode::list;
+  for (const Nic& n : m.nics) p.nics.push_back(n.name);
   auto made_plan = plan(m, {}, p);
   REQUIRE(made_plan.has_value());
   made_plan->ranks[0].nics = {38};
