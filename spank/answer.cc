@@ -105,7 +105,7 @@ bool Answer::read(char* text, size_t size, unsigned ranks, Reason& why) {
     if (at == tail) return bad("text after the end");
     if (take(line, "error ")) {
       make_printable(line, text);
-      why.set(line);
+      why.set(line.empty() ? "the planner gave no reason" : line);
       return false;
     }
     if (number == 1) {

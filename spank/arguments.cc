@@ -55,6 +55,8 @@ po::options_description describe_options() {
       "for the plugin's report doctor: what ranks have, NAME=VALUE in each line");
   add("plan", text()->value_name("FILE"),
       "for check: the plan, as `plan --format=json` prints it [made again]");
+  add("cache", text()->value_name("DIR"),
+      "in wire form: where `cache` has kept this node's topology; for cache: where to keep it");
   add("help", "this text");
   add("version", "the version");
   return d;
@@ -196,6 +198,7 @@ Status take(Arguments& a, const po::variables_map& vm) {
             }),
       given(vm, "plan", string(a.plan)),
       given(vm, "node", string(a.node)),
+      given(vm, "cache", string(a.cache)),
       given(vm, "nodelist", string(a.nodelist)),
       given(vm, "requested", string(requested)),
       given(vm, "format", [&](const std::string& v) { return take_format(a, v); }),
@@ -220,7 +223,7 @@ Status take(Arguments& a, const po::variables_map& vm) {
   return {};
 }
 
-constexpr std::string_view commands[] = {"plan", "show", "check", "doctor"};
+constexpr std::string_view commands[] = {"plan", "show", "check", "doctor", "cache"};
 
 // What the plugin told the planner when it bound this rank, so that the same plan is made again.
 std::vector<std::string> words_of_plugin() {
@@ -269,11 +272,11 @@ Result<Arguments> parse_arguments(int argc, char** argv, const po::options_descr
     a.command = vm["command"].as<std::string>();
   if (a.command == "help" || a.command == "version") return a;
   if (a.command.empty())
-    return fail("no command: use plan, show, check or doctor; see gpu-bind --help",
+    return fail("no command: use plan, show, check, doctor or cache; see gpu-bind --help",
                 exit_code::usage);
   if (std::find(std::begin(commands), std::end(commands), a.command) == std::end(commands))
     return fail("unknown command '" + a.command.substr(0, 80) +
-                    "': use plan, show, check or doctor; see gpu-bind --help",
+                    "': use plan, show, check, doctor or cache; see gpu-bind --help",
                 exit_code::usage);
   if (vm.count("files")) a.files = vm["files"].as<std::vector<std::string>>();
   if (!a.files.empty() && a.command != "doctor")
@@ -289,6 +292,8 @@ Result<Arguments> parse_arguments(int argc, char** argv, const po::options_descr
                      : drawn ? ", json and svg"
                              : " and json"),
                 exit_code::usage);
+  if (a.command == "cache" && a.cache.empty())
+    return fail("cache: where? Use --cache=DIR, as in plugstack.conf", exit_code::usage);
   if (!a.plan.empty() && a.command != "check")
     return fail("--plan: only check compares with a plan", exit_code::usage);
   return a;

@@ -25,6 +25,7 @@ struct Arguments {
   std::string plan;                                // for check: a plan that was printed as JSON
   bool plan_asked = false;                         // an option says what is to be planned
   std::vector<std::string> files;                  // for doctor
+  std::string cache;  // the directory of the topology cache; empty: none
 };
 
 boost::program_options::options_description describe_options();

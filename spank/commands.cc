@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "cache.h"
 #include "doctor_plan.h"
 #include "env/nccl_topology.h"
 #include "fit.h"
@@ -42,12 +43,23 @@ TextStyle style_of_output() {
 
 namespace {
 
+// People get the machine as it is now, however long that takes.
+Result<Machine> this_machine(const Arguments& a, std::vector<Warning>& warnings) {
+  if (a.cache.empty() || a.format != Format::wire) return load_live();
+  std::string why;
+  if (auto machine = read_cache(a.cache, why)) return std::move(*machine);
+  warnings.push_back({"cache-not-used", "the topology cache is not used: " + why,
+                      "gpu-bind cache --cache=" + a.cache + " as root, or a restart of slurmd",
+                      true});
+  return load_live();
+}
+
 Result<Machine> find_source(const Arguments& a, std::vector<Warning>& warnings) {
   if (!a.topology.empty()) return load_file(a.topology);
-  if (a.settings.topology.empty()) return load_live();
+  if (a.settings.topology.empty()) return this_machine(a, warnings);
   auto file = load_file(a.settings.topology);
   if (!file || !a.settings.topology_check) return file;
-  auto live = load_live();
+  auto live = this_machine(a, warnings);
   if (!live) return live;
   if (live->cpus == file->cpus) return file;
   warnings.push_back({"topology-mismatch",

@@ -51,14 +51,14 @@ void reset_signals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// Standard output is the pipe, the rest goes nowhere. The daemon may have closed 0, 1 or 2, so that
-// the pipe got one of these numbers: first out of the way, then into place.
+// Standard output is the pipe, if there is one, the rest goes nowhere. The daemon may have closed
+// 0, 1 or 2, so that the pipe got one of these numbers: first out of the way, then into place.
+constexpr int no_pipe = -1;
 void set_files(int pipe_end) {
-  const int out = fcntl(pipe_end, F_DUPFD, 3);
-  if (out < 0 || dup2(out, STDOUT_FILENO) < 0) _exit(126);
   const int null = open("/dev/null", O_RDWR);
-  if (null < 0 || dup2(null, STDIN_FILENO) < 0 || dup2(null, STDERR_FILENO) < 0)
-    give_up("/dev/null");
+  const int out = fcntl(pipe_end == no_pipe ? null : pipe_end, F_DUPFD, 3);
+  if (out < 0 || dup2(out, STDOUT_FILENO) < 0) _exit(126);
+  if (dup2(null, STDIN_FILENO) < 0 || dup2(null, STDERR_FILENO) < 0) give_up("/dev/null");
   if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0) return;
   rlimit files;  // a kernel before 5.9
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) give_up("getrlimit");
@@ -94,6 +94,14 @@ void limit(__rlimit_resource what, rlim_t value) {
   if (setrlimit(what, &l) != 0) give_up("setrlimit");
 }
 
+[[noreturn]] void run(const char* path, char* const* argv) {
+  if (chdir("/") != 0) give_up("chdir");
+  char search[] = "PATH=/usr/bin:/bin", locale[] = "LC_ALL=C", home[] = "HOME=/";
+  char* const environment[] = {search, locale, home, nullptr};
+  execve(path, argv, environment);
+  give_up(path);
+}
+
 [[noreturn]] void child(const Planner& planner, int pipe_end, pid_t parent, gid_t* groups) {
   reset_signals();
   set_files(pipe_end);
@@ -106,14 +114,24 @@ void limit(__rlimit_resource what, rlim_t value) {
   limit(RLIMIT_CPU, planner.timeout_ms / 1000 + 2);
   limit(RLIMIT_AS, rlim_t{4} << 30);
   umask(077);
-  if (chdir("/") != 0) give_up("chdir");
-  char path[] = "PATH=/usr/bin:/bin", locale[] = "LC_ALL=C", home[] = "HOME=/";
-  char* const environment[] = {path, locale, home, nullptr};
-  execve(planner.path, planner.argv, environment);
-  give_up(planner.path);
+  run(planner.path, planner.argv);
 }
 
 // --- The parent. ---
+
+// fork, but no handler of the daemon may run in the child. `errno` is fork's.
+template <class F>
+pid_t fork_quietly(F child) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  const pid_t pid = fork();
+  if (pid == 0) child();
+  const int error = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  errno = error;
+  return pid;
+}
 
 enum class Reading { ended, late, full, failed };
 
@@ -169,15 +187,9 @@ bool run_planner(const Planner& planner, char* out, size_t size, size_t& used, R
     why.set("pipe: ", strerrordesc_np(errno));
     return false;
   }
-  // No handler of the daemon may run in the child.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   const pid_t parent = getpid();
-  const pid_t pid = fork();
-  if (pid == 0) child(planner, ends[1], parent, groups);
+  const pid_t pid = fork_quietly([&] { child(planner, ends[1], parent, groups); });
   const int fork_error = errno;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   close(ends[1]);
   if (pid < 0) {
     close(ends[0]);
@@ -205,6 +217,34 @@ bool run_planner(const Planner& planner, char* out, size_t size, size_t& used, R
   } else {
     return true;
   }
+  return false;
+}
+
+bool start_apart(const char* path, char* const* argv, Reason& why) {
+  const pid_t pid = fork_quietly([&] {
+    reset_signals();
+    set_files(no_pipe);
+    setsid();
+    const pid_t apart = fork();
+    if (apart != 0) _exit(apart < 0 ? 126 : 0);
+    limit(RLIMIT_CORE, 0);
+    umask(022);
+    run(path, argv);
+  });
+  if (pid < 0) {
+    why.set("fork: ", strerrordesc_np(errno));
+    return false;
+  }
+  // It has nothing to do but to fork.
+  constexpr int patience_ms = 1000;
+  int status = 0;
+  if (!reap(pid, now_ms() + patience_ms, status)) {
+    destroy(pid);
+    why.set("no process in time");
+    return false;
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
+  why.set("no process to be had");
   return false;
 }
 

@@ -26,4 +26,9 @@ struct Planner {
 // itself with exit code 0, or with an "error" line that says why not; else `why`.
 bool run_planner(const Planner& planner, char* out, size_t size, size_t& used, Reason& why);
 
+// Starts a program of root's, with the daemon's own identity, apart from the daemon: no child of
+// its, in no session of its, with nothing of its environment and files. What becomes of it nobody
+// asks.
+bool start_apart(const char* path, char* const* argv, Reason& why);
+
 }  // namespace trainlaunch::plugin

@@ -113,25 +113,9 @@ bool seen_before(std::string_view key, bool (&seen)[3]) {
 
 }  // namespace
 
-bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
-  File file(path, read_flags | O_NOFOLLOW);
-  if (!file) {
-    if (errno == ENOENT && !must_exist) return true;
-    why.set(path, ": ", errno == ELOOP ? "is a symbolic link" : strerrordesc_np(errno),
-            "; it must be a file that every user can read");
-    return false;
-  }
-  if (!trusted(file.fd(), path, why)) return false;
-  char text[32 * 1024];
-  const ssize_t n = read_regular(file.fd(), text, sizeof text);
-  if (n < 0 || static_cast<size_t>(n) == sizeof text) {
-    why.set(path, n < 0 ? ": cannot read it" : ": longer than 32 KiB");
-    return false;
-  }
-
-  site.there = true;
+bool parse_site(std::string_view text, const char* path, Site& site, Reason& why) {
   bool seen[3] = {};
-  std::string_view rest(text, static_cast<size_t>(n)), line;
+  std::string_view rest = text, line;
   for (long number = 1; next_part(rest, '\n', line); ++number) {
     std::string_view comment = line;
     if (!next_part(comment, '#', line)) continue;
@@ -149,6 +133,26 @@ bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
     return false;
   }
   return true;
+}
+
+bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
+  File file(path, read_flags | O_NOFOLLOW);
+  if (!file) {
+    if (errno == ENOENT && !must_exist) return true;
+    why.set(path, ": ", errno == ELOOP ? "is a symbolic link" : strerrordesc_np(errno),
+            "; it must be a file that every user can read");
+    return false;
+  }
+  if (!trusted(file.fd(), path, why)) return false;
+  char text[32 * 1024];
+  const ssize_t n = read_regular(file.fd(), text, sizeof text);
+  if (n < 0 || static_cast<size_t>(n) == sizeof text) {
+    why.set(path, n < 0 ? ": cannot read it" : ": longer than 32 KiB");
+    return false;
+  }
+
+  site.there = true;
+  return parse_site({text, static_cast<size_t>(n)}, path, site, why);
 }
 
 bool trusted_program(const char* path, Reason& why) {

@@ -20,6 +20,9 @@ struct Site {
 // these keys no meaning.
 bool read_site(const char* path, bool must_exist, Site& site, Reason& why);
 
+// The same for its text; `path` is for `why`.
+bool parse_site(std::string_view text, const char* path, Site& site, Reason& why);
+
 // Only the owner of the daemon (root) can change this program: it and every directory above it
 // belong to root and nobody else may write there.
 bool trusted_program(const char* path, Reason& why);

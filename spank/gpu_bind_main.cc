@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "arguments.h"
+#include "cache.h"
 #include "commands.h"
 #include "config.h"
 
@@ -14,6 +15,7 @@ constexpr const char* synopsis =
     "       gpu-bind show [options]    the machine: GPUs, ports, CPUs, and who is near whom\n"
     "       gpu-bind check [options]   in a rank: what it really has, against the plan\n"
     "       gpu-bind doctor [options] [FILE...]   what is wrong with a job, and what mends it\n"
+    "       gpu-bind cache --cache=DIR   keep this node's topology for the plugin, as root\n"
     "       gpu-bind --help | --version\n";
 
 int run(int argc, char** argv) {
@@ -37,6 +39,7 @@ int run(int argc, char** argv) {
   Status s;
   if (a->command == "plan") s = print_plan(*a);
   if (a->command == "show") s = print_machine(*a);
+  if (a->command == "cache") s = write_cache(a->cache);
   bool good = true;
   if (a->command == "check" || a->command == "doctor") {
     if (auto answer = a->command == "check" ? check(*a) : diagnose_job(*a))

@@ -40,7 +40,8 @@ namespace {
 struct State {
   const char* planner = TL_LIBEXECDIR "/gpu-bind";
   const char* config = TL_SYSCONFDIR "/slurm/gpu-bind.conf";
-  bool config_named = false;  // in plugstack.conf: then it must be there
+  bool config_named = false;    // in plugstack.conf: then it must be there
+  const char* cache = nullptr;  // a directory; null: none
   Options options;
   bool strict = false;
   Asked asked;
@@ -82,8 +83,11 @@ void read_arguments(int argc, char** argv) {
     } else if (take(arg, "config=")) {
       state.config = arg.data();
       state.config_named = true;
+    } else if (take(arg, "cache=")) {
+      state.cache = arg.data();
     } else {
-      keep_error(Reason().set("plugstack.conf: ", arg, ": use planner=PATH or config=PATH"));
+      keep_error(Reason().set("plugstack.conf: ", arg,
+                              ": use planner=PATH, config=PATH or cache=DIRECTORY"));
     }
   }
 }
@@ -344,6 +348,7 @@ void ask_planner(spank_t sp, const Site& site, bool requested) {
   // Ranks have this list from Slurm.
   if (!add_list(sp, words, "--nodelist=", "SLURM_STEP_NODELIST"))
     add_list(sp, words, "--nodelist=", "SLURM_JOB_NODELIST");
+  if (state.cache) words.add("--cache=", state.cache);
   if (words.cut()) keep_error(Reason().set("the planner's arguments are too long"));
   if (!state.error.empty() || !trusted_program(state.planner, why)) return keep_error(why);
 
@@ -405,6 +410,21 @@ void plan_step(spank_t sp) {
   else if (!state.strict)
     slurm_spank_log("gpu-bind: %s: ranks stay as Slurm started them: %s", node_name(sp).c_str(),
                     state.error.c_str());
+}
+
+// In slurmd, which is root: the planner looks at the machine once, for all job steps to come. It
+// looks as nobody, and while slurmd goes on; if it fails, job steps look for themselves.
+void fill_cache() {
+  if (!state.cache) return;
+  Reason why;
+  static constinit Words words;
+  words.add(state.planner);
+  words.add("cache");
+  words.add("--cache=", state.cache);
+  if (!state.error.empty()) why = state.error;
+  if (!why.empty() || !trusted_program(state.planner, why) ||
+      !start_apart(state.planner, words.argv(), why))
+    slurm_info("gpu-bind: the topology cache is not filled: %s", why.c_str());
 }
 
 // --- One rank. ---
@@ -569,8 +589,14 @@ extern "C" {
 __attribute__((visibility("default"))) int slurm_spank_init(spank_t sp, int argc,
                                                             char* argv[]) noexcept {
   const spank_context_t context = spank_context();
-  if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE) return 0;
+  const bool daemon = context == S_CTX_SLURMD;
+  if (!daemon && context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
+    return 0;
   impl::read_arguments(argc, argv);
+  if (daemon) {
+    impl::fill_cache();
+    return 0;
+  }
   impl::register_options(sp);
   return 0;
 }

@@ -42,7 +42,7 @@ class Fixed {
   std::string_view view() const { return {data_, size_}; }
 
  private:
-  char data_[N] = "";
+  char data_[N] = {};
   size_t size_ = 0;
   bool cut_ = false;
 };

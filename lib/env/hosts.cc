@@ -125,6 +125,7 @@ Result<std::vector<std::string>> expand_hosts(std::string_view list, size_t limi
 }
 
 bool hosts_contain(std::string_view list, std::string_view host) {
+  if (!expand_hosts(list, 0)) return false;
   while (!list.empty()) {
     const size_t end = entry_end(list);
     if (!host.empty() && entry_matches(list.substr(0, end), host)) return true;

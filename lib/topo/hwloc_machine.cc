@@ -56,6 +56,26 @@ Result<Machine> read_xml(const std::string& text) {
   return machine;
 }
 
+Result<Topology> load_this_host() {
+  auto t = prepare();
+  if (!t) return forward(t);
+#ifdef __SANITIZE_ADDRESS__
+  const __lsan::ScopedDisabler not_ours;  // libpciaccess never frees its tables
+#endif
+  if (hwloc_topology_load(t->get()) != 0) return fail("hwloc cannot read this machine");
+  return t;
+}
+
+Result<std::string> write_xml(hwloc_topology_t t) {
+  char* text = nullptr;
+  int size = 0;
+  if (hwloc_topology_export_xmlbuffer(t, &text, &size, 0) != 0)
+    return fail("hwloc cannot write down what it finds");
+  std::string xml(text);
+  hwloc_free_xmlbuffer(t, text);
+  return xml;
+}
+
 // hwloc's XML of the machine whose /sys and /proc are below `root`. hwloc takes such a root from
 // its environment only, which is why this belongs into a child process.
 Result<std::string> xml_of_tree(const std::string& root) {
@@ -64,13 +84,7 @@ Result<std::string> xml_of_tree(const std::string& root) {
   auto t = prepare();
   if (!t) return forward(t);
   if (hwloc_topology_load(t->get()) != 0) return fail("hwloc finds no machine in it");
-  char* text = nullptr;
-  int size = 0;
-  if (hwloc_topology_export_xmlbuffer(t->get(), &text, &size, 0) != 0)
-    return fail("hwloc cannot write down what it finds in it");
-  std::string xml(text);
-  hwloc_free_xmlbuffer(t->get(), text);
-  return xml;
+  return write_xml(t->get());
 }
 
 }  // namespace
@@ -109,14 +123,8 @@ Result<Machine> machine_from_sysfs(const std::string& root) {
 }
 
 Result<Machine> machine_from_this_host() {
-  auto t = prepare();
+  auto t = load_this_host();
   if (!t) return forward(t);
-  {
-#ifdef __SANITIZE_ADDRESS__
-    const __lsan::ScopedDisabler not_ours;  // libpciaccess never frees its tables
-#endif
-    if (hwloc_topology_load(t->get()) != 0) return fail("hwloc cannot read this machine");
-  }
   auto machine = read_hwloc(t->get());
   if (!machine) return fail("hwloc reads this machine, but: " + machine.error().what);
   machine->kind = "live";
@@ -129,5 +137,15 @@ Result<Machine> machine_from_this_host() {
     if (const auto known = read_nvml()) add_nvml_facts(*machine, *known);
   return machine;
 }
+
+Result<std::string> xml_of_this_host() {
+  auto t = load_this_host();
+  if (!t) return forward(t);
+  return write_xml(t->get());
+}
+
+Result<Machine> machine_from_own_xml(const std::string& xml) { return read_xml(xml); }
+
+std::string hwloc_version() { return HWLOC_VERSION " " + std::to_string(hwloc_get_api_version()); }
 
 }  // namespace trainlaunch

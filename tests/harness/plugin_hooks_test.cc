@@ -74,17 +74,17 @@ std::string all_text(const Outcome& o) {
 // The ranks run, with the mask and the environment that Slurm gave them.
 void check_unbound(const Outcome& o, int ranks = 2) {
   for (int i = 0; i < ranks; ++i) {
-    const Json rank = o.rank(i);
-    REQUIRE_MESSAGE(!rank.is_null(), o.err);
+    const auto rank = o.rank(i);
+    REQUIRE_MESSAGE(rank, o.err);
     CHECK(o.rank_status(i) == 0);
-    CHECK(rank["memory"] == "0 0");
-    for (const auto& [name, value] : rank["env"].items()) {
+    CHECK(rank->memory == "0 0");
+    for (const auto& [name, value] : rank->env) {
       CHECK_FALSE(name.starts_with("GPU_BIND_SET"));
       CHECK_FALSE(name.starts_with("GPU_BIND_PLAN"));
       CHECK_FALSE(name.starts_with("NCCL_"));
       CHECK_FALSE(name.starts_with("LD_"));
     }
-    CHECK(rank["env"]["CUDA_VISIBLE_DEVICES"] == "0,1");
+    CHECK(rank->env.at("CUDA_VISIBLE_DEVICES") == "0,1");
   }
 }
 
@@ -105,7 +105,7 @@ void check_refused(Step& step, const std::string& reason) {
   o = step.run();
   check_quiet(o);
   for (const int i : {0, 1}) {
-    CHECK(o.rank(i).is_null());
+    CHECK_FALSE(o.rank(i));
     CHECK(o.rank_status(i) == 1);
   }
   CHECK(o.logged() == Strings());
@@ -241,18 +241,18 @@ TEST_CASE(
     CHECK(o.logged() == Strings{"the node"});
     CHECK(o.err == "rank zero\n");
 
-    const Json zero = o.rank(0), one = o.rank(1);
-    REQUIRE(zero.is_object());
-    REQUIRE(one.is_object());
-    CHECK(zero["cpus"].get<std::string>().ends_with(std::to_string(last)));
-    CHECK(zero["memory"] != "0 0");
-    CHECK(zero["env"]["CUDA_VISIBLE_DEVICES"] == "1,0");
-    CHECK(zero["env"]["NCCL_IB_HCA"] == "=mlx5_1:1");
-    CHECK(zero["env"]["GPU_BIND_SET"] == "CUDA_VISIBLE_DEVICES,NCCL_IB_HCA");
-    CHECK(zero["env"]["GPU_BIND_PLAN"] == "beef");
-    CHECK_FALSE(zero["env"].contains("LD_PRELOAD"));
-    CHECK(one["env"]["UCX_NET_DEVICES"] == "mine");
-    CHECK(one["memory"] == "0 0");
+    const auto zero = o.rank(0), one = o.rank(1);
+    REQUIRE(zero);
+    REQUIRE(one);
+    CHECK(zero->cpus.ends_with(std::to_string(last)));
+    CHECK(zero->memory != "0 0");
+    CHECK(zero->env.at("CUDA_VISIBLE_DEVICES") == "1,0");
+    CHECK(zero->env.at("NCCL_IB_HCA") == "=mlx5_1:1");
+    CHECK(zero->env.at("GPU_BIND_SET") == "CUDA_VISIBLE_DEVICES,NCCL_IB_HCA");
+    CHECK(zero->env.at("GPU_BIND_PLAN") == "beef");
+    CHECK_FALSE(zero->env.contains("LD_PRELOAD"));
+    CHECK(one->env.at("UCX_NET_DEVICES") == "mine");
+    CHECK(one->memory == "0 0");
     for (const Json& e : o.events)
       if (e.value("hook", "") == "slurm_spank_task_init")
         for (const auto& change : e["changed"]) {
@@ -656,5 +656,81 @@ TEST_CASE("a slurmstepd without standard streams, or that ignores its children, 
     o = step.run();
     check_quiet(o);
     CHECK(o.logged() == Strings{"heard"});
+  });
+}
+
+TEST_CASE("slurmd fills the topology cache where it is told to, and stays as it was") {
+  if (!root()) return;
+  with_each_build([](const Build& build) {
+    Step step(build);
+    const std::string cache = step.dir / "cache";
+    fs::copy(std::string(TL_BUILDDIR) + "/spank/gpu-bind", step.planner_path);
+    step.request["context"] = "slurmd";
+    step.request["options"] = Json::object();
+    check_quiet(step.run());
+    CHECK_FALSE(fs::exists(cache));
+
+    step.request["args"].push_back("cache=" + cache);
+    const Outcome o = step.run();
+    check_quiet(o);
+    CHECK(all_text(o) == "");
+    for (int i = 0; i < 1000 && !fs::exists(cache + "/topology"); ++i) usleep(10000);
+    struct stat st {};
+    REQUIRE(stat((cache + "/topology").c_str(), &st) == 0);
+    CHECK(st.st_uid == 0);
+    CHECK((st.st_mode & 07777) == 0644);
+
+    // A planner that is not to be trusted is not started as root, least of all.
+    fs::remove_all(cache);
+    chmod(step.planner_path.c_str(), 0777);
+    const Outcome refused = step.run();
+    check_quiet(refused);
+    REQUIRE(refused.logged().size() == 1);
+    CHECK(refused.logged()[0].find("the topology cache is not filled: ") != std::string::npos);
+    CHECK_FALSE(fs::exists(cache));
+  });
+}
+
+TEST_CASE("what slurmd starts as root has none of its environment, files and signals") {
+  if (!root()) return;
+  with_each_build([](const Build& build) {
+    Step step(build);
+    const std::string seen = step.dir / "seen", done = step.dir / "done";
+    step.planner("exec > " + seen +
+                 "\necho \"$@\"; tr '\\0' '\\n' < /proc/$$/environ; pwd; umask\n"
+                 "grep -E '^Sig(Blk|Ign):' /proc/self/status | tr '\\t' ' '\n"
+                 "ps -o pid= -o sid= -p $$ | awk '{ print $1 == $2 ? \"leads\" : \"apart\" }'\n"
+                 "ls /proc/self/fd | wc -l; touch " +
+                 done);
+    step.request["context"] = "slurmd";
+    step.request["args"].push_back("cache=/nonexistent");
+    step.in_child = [] {
+      setenv("LD_PRELOAD_X", "steer", 1);
+      signal(SIGUSR1, SIG_IGN);
+      if (chdir("/tmp") != 0 || fcntl(1, F_DUPFD, 100) < 0) _exit(92);
+    };
+    check_quiet(step.run());
+    for (int i = 0; i < 1000 && !fs::exists(done); ++i) usleep(10000);
+    // ls has its own descriptor of the folder open.
+    CHECK(read_file(seen) ==
+          "cache --cache=/nonexistent\nPATH=/usr/bin:/bin\nLC_ALL=C\nHOME=/\n/\n0022\n"
+          "SigBlk: 0000000000000000\nSigIgn: 0000000000000000\napart\n4\n");
+  });
+}
+
+TEST_CASE("the planner is told of the cache") {
+  with_each_build([](const Build& build) {
+    Step step(build);
+    step.request["args"].push_back("cache=/run/gpu-bind");
+    step.planner(
+        "echo gpu-bind-wire 1; echo digest 0; for a; do echo \"say $a\"; done; echo rank 0; "
+        "echo rank 1; echo end");
+    const Outcome o = step.run();
+    check_quiet(o);
+    const Strings said = o.logged();
+    CHECK(std::count(said.begin(), said.end(), "--cache=/run/gpu-bind") == 1);
+    // Which is not what the plan is made of, so that `gpu-bind check` needs it not.
+    REQUIRE(o.rank(0));
+    CHECK(o.rank(0)->env.at("GPU_BIND_STEP").find("cache") == std::string::npos);
   });
 }

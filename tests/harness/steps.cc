@@ -27,12 +27,6 @@ std::vector<Build> builds() {
 
 uid_t user() { return getuid() == 0 ? 65534 : getuid(); }
 
-Json Outcome::hook(const std::string& name) const {
-  for (const Json& e : events)
-    if (e.value("hook", "") == name) return e;
-  return nullptr;
-}
-
 Strings Outcome::changed() const {
   Strings all;
   for (const Json& e : events) {
@@ -50,10 +44,10 @@ Strings Outcome::logged() const {
   return all;
 }
 
-Json Outcome::rank(int i) const {
+std::optional<Rank> Outcome::rank(int i) const {
   for (const Json& e : events)
-    if (e.contains("rank") && e["rank"] == i) return e;
-  return nullptr;
+    if (e.contains("rank") && e["rank"] == i) return Rank{e["env"], e["cpus"], e["memory"]};
+  return std::nullopt;
 }
 
 int Outcome::rank_status(int i) const {

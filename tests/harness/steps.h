@@ -4,7 +4,9 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,16 +24,21 @@ struct Build {
 };
 std::vector<Build> builds();
 
+// What the program of a rank would find.
+struct Rank {
+  std::map<std::string, std::string> env;
+  std::string cpus, memory;  // as the kernel lists them; policy and nodes
+};
+
 // What came of it.
 struct Outcome {
   int status = -1;  // of the program; 128 + N: a signal ended it
   std::string out, err;
   std::vector<Json> events;
 
-  Json hook(const std::string& name) const;  // null: not called
-  Strings changed() const;                   // by the hooks outside of ranks
+  Strings changed() const;  // by the hooks outside of ranks
   Strings logged() const;
-  Json rank(int i) const;  // null: its program was never started
+  std::optional<Rank> rank(int i) const;  // none: its program was never started
   int rank_status(int i) const;
   bool drained() const;  // or failed: Slurm took an answer for an error
   bool answered_zero() const;

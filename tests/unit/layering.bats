@@ -54,7 +54,7 @@ only_below() {
 }
 
 @test "each outside interface has one folder" {
-  only_below 'slurm/' spank/
+  only_below 'slurm/' spank/ tests/
   only_below 'pmix' lib/boot/ tests/
   only_below 'hwloc' lib/topo/ tests/unit/topo
   only_below 'cuda' lib/base/cuda/ lib/comm/nccl/ lib/ops/cuda/

@@ -141,6 +141,8 @@ TEST_CASE("the planner's own refusal is the reason, made safe to print") {
   const Read r("error no GPU 7 \x1b[31mhere\n");
   CHECK_FALSE(r.ok);
   CHECK(r.reason() == "no GPU 7 ?[31mhere");
+  // Without a reason strict would have nothing to stop the job step with.
+  CHECK(Read("error \n").reason() == "the planner gave no reason");
 }
 
 TEST_CASE("a truncated answer is void wherever it was cut") {
