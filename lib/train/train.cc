@@ -234,8 +234,12 @@ class Run {
       const bool last = step_ == last_step();
       // Weights that have gone wrong must not push good ones out of the run directory.
       const bool lost = skipped_ > 0 && !std::isfinite(sums->mean());
-      if (skipped_ >= skipped_limit || (lost && (last || sums->stop > 0))) return diverged();
-      if (sums->end > 0) return end_unsaved();
+      const bool hopeless = skipped_ >= skipped_limit || (lost && (last || sums->stop > 0));
+      if (hopeless || sums->end > 0) {
+        // No rank may leave before the others have what they need of it.
+        if (auto s = engine_.comm->barrier(deadline()); !s) return s;
+        return hopeless ? diverged() : end_unsaved();
+      }
       // Before an evaluation: who asks for a stop may not wait long.
       if (sums->stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))

@@ -363,7 +363,7 @@ TEST_CASE("a save that fails does not end the run") {
   const auto steps = list_checkpoints(c.run_dir);
   const size_t lines = losses(c).size();
   umount(disk.c_str());
-  CHECK(said.starts_with("1 checkpoint of step 12 failed: "));
+  CHECK_MESSAGE(said.starts_with("1 checkpoint of step 12 failed: "), said);
   CHECK(*steps == std::vector<uint64_t>{3});
   CHECK(lines == 12);
   const std::string out = read_file(dir / "out");
@@ -388,7 +388,7 @@ TEST_CASE("a save that fails ends the run that says so") {
   const auto steps = list_checkpoints(c.run_dir);
   const std::string log = read_file(c.run_dir + "/run.log");
   umount(disk.c_str());
-  CHECK(said.starts_with("1 checkpoint of step 6 failed: "));
+  CHECK_MESSAGE(said.starts_with("1 checkpoint of step 6 failed: "), said);
   CHECK(*steps == std::vector<uint64_t>{3});
   CHECK(log.find("checkpoint: step 3 durable, ") != std::string::npos);
   CHECK(log.find("checkpoint of step 6 failed: ") != std::string::npos);
