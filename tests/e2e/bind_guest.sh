@@ -1,5 +1,6 @@
 # What bind_guest.bats has run in the guest: each part below a line "== NAME".
-export TL_LAB=/tmp/lab
+# Its console is a terminal, but what comes here is read by a test.
+export TL_LAB=/tmp/lab NO_COLOR=1
 lab() { "$TL_SOURCE/tests/lab/lab" "$@"; }
 # Every step has the whole machine unless it says otherwise.
 srun() { lab run srun -N1 --exclusive "$@"; }
