@@ -39,10 +39,6 @@ TextStyle style_of_output() {
   return style;
 }
 
-}  // namespace
-
-namespace {
-
 // People get the machine as it is now, however long that takes.
 Result<Machine> this_machine(const Arguments& a, std::vector<Warning>& warnings) {
   if (a.cache.empty() || a.format != Format::wire) return load_live();

@@ -6,6 +6,7 @@
 
 #include "env/hosts.h"
 #include "settings.h"
+#include "text.h"
 #include "trusted.h"
 #include "wire.h"
 
@@ -17,10 +18,6 @@ constexpr size_t max_variables = 32, max_value = 1024;
 
 tl::unexpected<Error> bad(std::string_view key, const std::string& why) {
   return fail(std::string(key.substr(0, 80)) + ": " + why, exit_code::usage);
-}
-
-bool printable(std::string_view s) {
-  return std::all_of(s.begin(), s.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
 // Names of ports, with * ? and [...] as in a shell, and with or without the port's number.
@@ -49,7 +46,7 @@ class PerNode {
   bool owns(std::string_view key) const { return key == name_ || key.starts_with(name_ + '.'); }
 
   Status set(std::string& to, std::string_view key, std::string_view value) {
-    if (!value.starts_with('/') || !printable(value))
+    if (!value.starts_with('/') || !plugin::all_printable(value))
       return bad(key, "name a file by its absolute path, or leave the line out");
     if (key == name_) {
       if (!by_list_) to = value;
@@ -94,7 +91,7 @@ Status set_variable(Settings& s, std::string_view key, std::string_view value) {
         key, "not a variable that can be set; those are " + prefixes + ", but for NCCL_CONF_FILE");
   }
   if (value.empty()) return bad(key, "is empty: give a value, or leave the line out");
-  if (value.size() > max_value || !printable(value))
+  if (value.size() > max_value || !plugin::all_printable(value))
     return bad(
         key, "the value must be of at most " + std::to_string(max_value) + " printable characters");
   if (s.variables.size() == max_variables)
@@ -112,17 +109,10 @@ class Config {
   Status line(std::string_view line, int number) {
     const size_t equals = line.find('=');
     if (equals == std::string_view::npos) return fail("not of the form key = value");
-    const std::string_view key = trim(line.substr(0, equals));
+    const std::string_view key = plugin::trim(line.substr(0, equals));
     const auto [earlier, first] = seen_.emplace(key, number);
     if (!first) return bad(key, "given before, in line " + std::to_string(earlier->second));
-    return set(key, trim(line.substr(equals + 1)));
-  }
-
-  static std::string_view trim(std::string_view s) {
-    const char* blanks = " \t\r";
-    const size_t first = s.find_first_not_of(blanks);
-    if (first == std::string_view::npos) return {};
-    return s.substr(first, s.find_last_not_of(blanks) - first + 1);
+    return set(key, plugin::trim(line.substr(equals + 1)));
   }
 
  private:
@@ -151,7 +141,7 @@ Status parse_config(Settings& settings, const std::string& text, const std::stri
   std::istringstream lines(text);
   std::string raw;
   for (int number = 1; std::getline(lines, raw); ++number) {
-    const std::string_view line = Config::trim(std::string_view(raw).substr(0, raw.find('#')));
+    const std::string_view line = plugin::trim(std::string_view(raw).substr(0, raw.find('#')));
     if (line.empty()) continue;
     if (auto s = config.line(line, number); !s)
       return fail(file + ':' + std::to_string(number) + ": " + s.error().what, exit_code::usage);

@@ -4,37 +4,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <filesystem>
+
+#include "base/file.h"
 
 namespace trainlaunch {
 namespace {
 
 namespace fs = std::filesystem;
 
-class File {
- public:
-  explicit File(const std::string& path)
-      : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)) {}
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd() const { return fd_; }
-
-  // Where it lies; empty when the kernel cannot say.
-  fs::path real_path() const {
-    char real[PATH_MAX];
-    const std::string link = "/proc/self/fd/" + std::to_string(fd_);
-    const ssize_t n = readlink(link.c_str(), real, sizeof real);
-    if (n <= 0 || n == static_cast<ssize_t>(sizeof real) || real[0] != '/') return {};
-    return std::string(real, static_cast<size_t>(n));
-  }
-
- private:
-  int fd_;
-};
+// Where an open file lies; empty when the kernel cannot say.
+fs::path real_path(const Fd& file) {
+  char real[PATH_MAX];
+  const std::string link = "/proc/self/fd/" + std::to_string(file.get());
+  const ssize_t n = readlink(link.c_str(), real, sizeof real);
+  if (n <= 0 || n == static_cast<ssize_t>(sizeof real) || real[0] != '/') return {};
+  return std::string(real, static_cast<size_t>(n));
+}
 
 // Why someone else than root could change which file `path` names; empty when no one can.
 std::string who_else(const fs::path& path) {
@@ -51,14 +39,14 @@ std::string who_else(const fs::path& path) {
   }
 }
 
-std::string why_not(const File& file, const std::string& path, size_t limit, size_t& size) {
+std::string why_not(const Fd& file, const std::string& path, size_t limit, size_t& size) {
   struct stat st {};
-  if (fstat(file.fd(), &st) != 0 || !S_ISREG(st.st_mode)) return "is not a regular file";
+  if (fstat(file.get(), &st) != 0 || !S_ISREG(st.st_mode)) return "is not a regular file";
   if (st.st_uid != 0) return "does not belong to root";
   if (st.st_mode & (S_IWGRP | S_IWOTH)) return "others than root can write it (chmod go-w)";
   size = static_cast<size_t>(st.st_size);
   if (size > limit) return "is too large (the limit is " + std::to_string(limit / 1024) + " KiB)";
-  const fs::path real = file.real_path();
+  const fs::path real = real_path(file);
   if (real.empty()) return "cannot be found in /proc/self/fd, so that its owner is in doubt";
   if (std::string why = who_else(real); !why.empty()) return why;
   std::error_code ec;
@@ -73,8 +61,8 @@ Result<std::string> read_trusted(const std::string& path, size_t limit, bool mus
   const auto bad = [&](const std::string& why) {
     return fail(path + ": " + why, exit_code::usage);
   };
-  const File file(path);
-  if (file.fd() < 0) {
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+  if (!file) {
     if (errno == ENOENT && !must_exist) return std::string();
     if (errno == ELOOP) return bad("is a symbolic link; it must be the file itself");
     return fail_errno(path, exit_code::usage);
@@ -82,7 +70,7 @@ Result<std::string> read_trusted(const std::string& path, size_t limit, bool mus
   size_t size = 0;
   if (const std::string why = why_not(file, path, limit, size); !why.empty()) return bad(why);
   std::string text(size, '\0');
-  const ssize_t got = read(file.fd(), text.data(), size);
+  const ssize_t got = read(file.get(), text.data(), size);
   if (got < 0) return bad("cannot be read");
   text.resize(static_cast<size_t>(got));
   return text;
