@@ -1,11 +1,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <map>
 
-#include "bind/bind.h"
+#include "bind/parts.h"
 
 namespace trainlaunch {
 namespace {
@@ -51,7 +50,7 @@ std::string ports_of(const Machine& m, const Plan& plan) {
   for (int n : plan.used_nics()) {
     const Nic& nic = m.nics[static_cast<size_t>(n)];
     std::string kind = name_of(nic.link_layer);
-    if (nic.rate_gbps > 0) kind += ' ' + std::to_string(std::lround(nic.rate_gbps)) + " Gb/s";
+    if (nic.rate_gbps > 0) kind += ' ' + gbps(nic.rate_gbps);
     ++kinds[kind];
   }
   if (kinds.empty()) return "none";

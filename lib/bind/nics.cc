@@ -26,8 +26,6 @@ int nearest_tier(const Machine& m, int nic, const std::vector<int>& gpus) {
 // As the kernel's driver names the one device of two ports that are bonded for RoCE.
 bool is_bond(const Nic& nic) { return nic.name.find("bond") != std::string::npos; }
 
-std::string gbps(double rate) { return std::to_string(std::lround(rate)) + " Gb/s"; }
-
 // Drops ports that are not like the others: of another network, or slower. Slow ones may stay if
 // they are below a GPU's own switch and not much slower: the way around would cost more.
 void drop_unlike(const Machine& m, const std::vector<int>& gpus, std::vector<NicChoice>& choice) {
@@ -299,6 +297,8 @@ class Matching {
 };
 
 }  // namespace
+
+std::string gbps(double rate) { return std::to_string(std::lround(rate)) + " Gb/s"; }
 
 Result<std::vector<NicChoice>> choose_nics(const Machine& m, const std::vector<int>& gpus,
                                            const Policy& policy) {

@@ -12,6 +12,8 @@ namespace trainlaunch {
 std::vector<std::vector<int>> pair_nics(const Machine& machine, const std::vector<int>& gpus,
                                         const std::vector<NicChoice>& nics);
 
+std::string gbps(double rate);  // "400 Gb/s"
+
 // What a rank asks of the cores.
 struct CoreWish {
   bool known = false;  // false: no preference

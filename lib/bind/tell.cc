@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "bind/planner.h"
@@ -158,9 +157,8 @@ void Planner::tell_slow(size_t n) {
           std::find(r.nics.begin(), r.nics.end(), static_cast<int>(n)) != r.nics.end();
       if (level > Level::pxb || (!mine && r.gpu_nic && *r.gpu_nic <= level)) continue;
       warn("nic-slow",
-           "port " + to_string(port) + " beside " + name(g) + " runs at " +
-               std::to_string(std::lround(port.rate_gbps)) + " Gb/s, others at " +
-               std::to_string(std::lround(top)) + " Gb/s",
+           "port " + to_string(port) + " beside " + name(g) + " runs at " + gbps(port.rate_gbps) +
+               ", others at " + gbps(top),
            "look at `ibstat " + port.name + "`, its cable and its switch");
       return;
     }

@@ -1,7 +1,6 @@
 // Saves that are cut short or cannot be written.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/mount.h>
 
 #include "ckpt_testing.h"
 
@@ -88,18 +87,13 @@ TEST_CASE("a call that fails is reported and leaves nothing behind") {
 
 TEST_CASE("a full disk is said before and leaves the older checkpoint") {
   Temporary dir;
-  std::filesystem::create_directory(dir / "disk");
-  const std::string disk = dir / "disk";
-  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k,nr_inodes=8") != 0) {
-    std::puts("skipped: no right to mount a small disk");
-    return;
-  }
-  auto first = save(disk + "/run", 1);
-  auto second = save(disk + "/run", 2);
-  const auto steps = list_checkpoints(disk + "/run");
-  const auto left = litter(disk + "/run");
-  const std::string loaded = load(disk + "/run", 1);
-  umount(disk.c_str());
+  const SmallDisk disk(dir / "disk", "size=1200k,nr_inodes=8");
+  if (!disk) return;
+  auto first = save(disk / "run", 1);
+  auto second = save(disk / "run", 2);
+  const auto steps = list_checkpoints(disk / "run");
+  const auto left = litter(disk / "run");
+  const std::string loaded = load(disk / "run", 1);
   REQUIRE(first);
   REQUIRE(!second);
   CHECK(second.error().what.find("step 2") != std::string::npos);

@@ -1,6 +1,9 @@
 // A directory for a test, removed with the object.
 #pragma once
 
+#include <sys/mount.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +32,29 @@ class Temporary {
 
  private:
   std::string path_;
+};
+
+// A disk of its own at `path`, with tmpfs's options, such as "size=1200k"; taken away with the
+// object. False, and said, where that is not allowed.
+class SmallDisk {
+ public:
+  SmallDisk(const std::string& path, const char* options) : path_(path) {
+    std::filesystem::create_directory(path);
+    mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, options) == 0;
+    if (!mounted_) std::puts("skipped: no right to mount a small disk");
+  }
+  ~SmallDisk() {
+    if (mounted_) umount(path_.c_str());
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  explicit operator bool() const { return mounted_; }
+  std::string operator/(std::string_view name) const { return path_ + "/" + std::string(name); }
+
+ private:
+  std::string path_;
+  bool mounted_ = false;
 };
 
 inline void write_file(const std::string& path, std::string_view bytes) {

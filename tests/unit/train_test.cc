@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/mount.h>
 
 #include <algorithm>
 #include <cmath>
@@ -349,20 +348,15 @@ TEST_CASE("one rank's signal stops all at a checkpoint") {
 
 TEST_CASE("a save that fails does not end the run") {
   Temporary dir;
-  const std::string disk = dir / "disk";
-  std::filesystem::create_directory(disk);
-  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k") != 0) {
-    std::puts("skipped: no right to mount a small disk");
-    return;
-  }
+  const SmallDisk disk(dir / "disk", "size=1200k");
+  if (!disk) return;
   RunConfig c = small(dir);
-  c.run_dir = disk + "/run";
+  c.run_dir = disk / "run";
   c.checkpoint.every = 3;
   c.checkpoint.keep = 0;
   const std::string said = train_as({2}, c, dir / "out");
   const auto steps = list_checkpoints(c.run_dir);
   const size_t lines = losses(c).size();
-  umount(disk.c_str());
   CHECK_MESSAGE(said.starts_with("1 checkpoint of step 12 failed: "), said);
   CHECK(*steps == std::vector<uint64_t>{3});
   CHECK(lines == 12);
@@ -373,21 +367,16 @@ TEST_CASE("a save that fails does not end the run") {
 
 TEST_CASE("a save that fails ends the run that says so") {
   Temporary dir;
-  const std::string disk = dir / "disk";
-  std::filesystem::create_directory(disk);
-  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1200k") != 0) {
-    std::puts("skipped: no right to mount a small disk");
-    return;
-  }
+  const SmallDisk disk(dir / "disk", "size=1200k");
+  if (!disk) return;
   RunConfig c = small(dir);
-  c.run_dir = disk + "/run";
+  c.run_dir = disk / "run";
   c.checkpoint.every = 3;
   c.checkpoint.keep = 0;
   c.checkpoint.on_error = OnSaveError::abort;
   const std::string said = train_as({2}, c);
   const auto steps = list_checkpoints(c.run_dir);
   const std::string log = read_file(c.run_dir + "/run.log");
-  umount(disk.c_str());
   CHECK_MESSAGE(said.starts_with("1 checkpoint of step 6 failed: "), said);
   CHECK(*steps == std::vector<uint64_t>{3});
   CHECK(log.find("checkpoint: step 3 durable, ") != std::string::npos);
