@@ -7,6 +7,7 @@
 // Equal findings of several ranks are one, with the ranks named.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>

@@ -2,6 +2,7 @@
 // definition of each key serves both.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

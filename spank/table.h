@@ -1,6 +1,7 @@
 // Text in columns and paragraphs for a terminal or a pipe. ASCII only: one byte is one column.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

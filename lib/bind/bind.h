@@ -19,6 +19,7 @@
 //   without GPUs gets cores, and the port of the memory node that these are in.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>

@@ -10,6 +10,7 @@
 // channel. The process that computes is its child, the worker, and reaches the channel through it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -3,6 +3,7 @@
 // over the control channel.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

@@ -2,6 +2,7 @@
 // ranks go in, answers for known ranks come out.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>

@@ -2,6 +2,7 @@
 // thread can watch it, the worker and signals together.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>

@@ -1,6 +1,7 @@
 // A directory that checkpoints go to, and how all ranks save one there together.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

@@ -1,6 +1,7 @@
 // One rank's safetensors file: laid out, written, and read back with its digests.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>

@@ -1,6 +1,7 @@
 // A copy of a rank's pieces in the form of its shard file: one buffer, reused by every save.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>

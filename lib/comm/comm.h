@@ -14,6 +14,7 @@
 // One thread makes the calls; only abort() and moved() are for any.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>

@@ -19,6 +19,7 @@
 // files have wins over all of these (EnvMode::keep) or not (EnvMode::set) is decided in the rank.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,7 @@
 // Buckets: runs of whole parameters, in the layout's order, that are reduced at once.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "comm/comm.h"

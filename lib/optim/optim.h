@@ -2,6 +2,7 @@
 // clipping, AdamW on the owned tiles, and the schedule. This header is the folder's front door.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 

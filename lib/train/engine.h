@@ -1,6 +1,7 @@
 // What a run computes with, put together from its configuration in the one order that works.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 

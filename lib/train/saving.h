@@ -2,6 +2,7 @@
 // durable, and counted when they are not.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>

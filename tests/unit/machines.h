@@ -1,6 +1,7 @@
 // Machines for tests, built by hand.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "topo/topo.h"
