@@ -47,8 +47,7 @@ GpuFacts facts_of(const Machine& m, const Gpu& gpu, bool here) {
   if (gpu.place.numa >= 0) g.numa = gpu.place.numa;
   g.index = gpu.index;
   g.vendor = name_of(gpu.vendor);
-  // Beside every CPU of several memory nodes: the machine does not say where.
-  if (gpu.place.numa >= 0 || m.numa.size() < 2 || gpu.place.cpus != m.cpus) {
+  if (m.knows(gpu.place)) {
     g.cpus = to_list(gpu.place.cpus);
     g.socket = to_list(socket_of(m, gpu.place));
   }

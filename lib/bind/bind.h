@@ -87,7 +87,7 @@ struct RankPlan {
   CpuSet cpus;                   // what it may run on
   bool keep_cpus = false;        // `cpus` is no choice of ours: leave the mask alone
   std::optional<int> mem;        // the kernel's number of its memory node
-  bool spans = false;            // several memory nodes: nothing per rank is narrowed
+  bool spans = false;            // several places: nothing per rank is narrowed
   std::vector<std::string> why;
 };
 

@@ -96,15 +96,11 @@ struct Deal {
 
 }  // namespace
 
-bool is_unknown(const Machine& m, const Place& place) {
-  return place.numa < 0 && m.numa.size() > 1 && place.cpus == m.cpus;
-}
-
 CoreWish wish_for(const Machine& m, const std::vector<int>& gpus) {
   CoreWish wish;
   for (int g : gpus) {
     const Place& place = m.gpus[static_cast<size_t>(g)].place;
-    if (is_unknown(m, place)) return {};
+    if (!m.knows(place)) return {};
     wish.known = true;
     wish.beside |= place.cpus;
     wish.numa = place.numa;

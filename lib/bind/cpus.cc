@@ -25,7 +25,7 @@ std::string Planner::why_leave_cpus(const RankPlan& r) const {
   if (!cores_known_) return "the step's cores are not known";
   if (p_.cpu == CpuMode::off) return "cpu off";
   if (a_.asked.gpu) return "its GPU is Slurm's choice";
-  if (r.spans) return "its GPUs are on several memory nodes";
+  if (r.spans) return apart();
   if (r.gpus.empty() && plan_.ranks.size() == 1) return "one rank without a GPU";
   return "";
 }
@@ -145,9 +145,13 @@ void Planner::give_memory() {
     else if (a_.asked.gpu)
       leave("its GPU is Slurm's choice");
     else if (r.spans)
-      leave("its GPUs are on several memory nodes");
-    else if (m_.numa.size() < 2)
+      leave(apart());
+    else if (m_.numa.empty())
+      leave("the machine names no memory nodes");
+    else if (m_.numa.size() == 1)
       leave("there is one memory node");
+    else if (!r.gpus.empty() && !m_.knows(gpu(r.gpus.front()).place))
+      leave("which memory node its GPU is on is not known");
     else if (const int node = memory_node(r); node < 0)
       leave(r.gpus.empty() ? "its CPUs are in several memory nodes"
                            : "its CPUs are not in one memory node with its GPU");

@@ -23,9 +23,6 @@ struct CoreWish {
 };
 CoreWish wish_for(const Machine& machine, const std::vector<int>& gpus);
 
-// A place beside every CPU of several memory nodes: the machine does not say where it is.
-bool is_unknown(const Machine& machine, const Place& place);
-
 // How far a core is: 0 beside, 1 in the memory node, 2 in the package, 3 across.
 int distance(const Core& core, const CoreWish& wish);
 

@@ -116,8 +116,10 @@ Status Planner::give_gpus() {
     RankPlan& r = plan_.ranks[i];
     r.gpus = (*dealt)[i];
     std::set<int> nics, nodes;
+    bool apart = false;  // their CPUs
     for (int g : r.gpus) {
       nodes.insert(gpu(g).place.numa);
+      apart = apart || gpu(g).place.cpus != gpu(r.gpus.front()).place.cpus;
       r.why.push_back(name(g) + (gpu(g).place.numa >= 0
                                      ? ": memory node " + std::to_string(gpu(g).place.numa)
                                      : ": memory node unknown"));
@@ -131,7 +133,8 @@ Status Planner::give_gpus() {
     }
     r.nics.assign(nics.begin(), nics.end());
     // Several GPUs, and not one known memory node for all of them.
-    r.spans = r.gpus.size() > 1 && m_.numa.size() > 1 && (nodes.size() > 1 || nodes.contains(-1));
+    const bool several = nodes.size() > 1 || nodes.contains(-1);
+    r.spans = r.gpus.size() > 1 && (m_.numa.empty() ? apart : m_.numa.size() > 1 && several);
   }
   return {};
 }

@@ -61,6 +61,11 @@ class Planner {
     plan_.warnings.push_back({code, std::move(message), std::move(fix), quiet});
   }
   bool warned(const char* code) const;
+  // Of a rank that spans.
+  const char* apart() const {
+    return m_.numa.empty() ? "its GPUs are beside different CPUs"
+                           : "its GPUs are on several memory nodes";
+  }
   bool closest() const { return p_.gpu == GpuMode::closest && cores_known_; }
 
   const Machine& m_;

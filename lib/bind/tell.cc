@@ -176,7 +176,7 @@ int Planner::loser(size_t n) const {
 
 void Planner::tell_places() {
   for (int g : plan_.gpus)
-    if (is_unknown(m_, gpu(g).place)) {
+    if (!m_.knows(gpu(g).place)) {
       warn("locality-unknown",
            "this machine does not say which CPUs its GPUs are near (a "
            "virtual machine?): cores are dealt by rank, memory is left alone",

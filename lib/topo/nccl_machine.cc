@@ -34,7 +34,9 @@ class Reader {
     if (auto s = read_cpus(system); !s) return forward(s);
     int node = 0;
     for (const auto& cpu : system.children("cpu")) {
-      const Spot spot{places_[static_cast<size_t>(node)], {{}, false, node}};
+      const Place& place = places_[static_cast<size_t>(node)];
+      const bool known = cpu.attribute("numaid").as_int(-1) >= 0 || m_.knows(place);
+      const Spot spot{place, {{}, false, known ? node : -1}};
       if (auto s = read_devices(cpu, spot, 0); !s) return forward(s);
       ++node;
     }

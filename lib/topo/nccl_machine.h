@@ -5,8 +5,9 @@
 //
 // Such a file knows the switches and the CPUs of each memory node. It knows no cores (guessed, see
 // assemble.h), no packages, and no host bridges: two devices that have no switch in common and the
-// same <cpu> are NODE apart. Hand-written ones leave out more: NICs without names, functions
-// without a class, memory nodes without CPUs; what is missing stays unknown, with a warning.
+// same <cpu> are NODE apart; SYS where it is numaid="-1" and has all CPUs, for that says nothing.
+// Hand-written ones leave out more: NICs without names, functions without a class, memory nodes
+// without CPUs; what is missing stays unknown, with a warning.
 #pragma once
 
 #include "topo/topo.h"

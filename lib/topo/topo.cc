@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -88,6 +89,13 @@ int Machine::numa_of(const CpuSet& set) const {
   for (const NumaNode& n : numa)
     if ((set & ~n.cpus).none()) return n.node;
   return -1;
+}
+
+bool Machine::knows(const Place& place) const {
+  if (place.numa >= 0 || place.cpus != cpus || numa.size() == 1) return true;
+  return numa.empty() && !cores.empty() && cores.front().package >= 0 &&
+         std::all_of(cores.begin(), cores.end(),
+                     [&](const Core& c) { return c.package == cores.front().package; });
 }
 
 Result<Machine> load_file(const std::string& path) {

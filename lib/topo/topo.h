@@ -136,6 +136,10 @@ struct Machine {
 
   // The memory node that holds all of `cpus`; -1 when none does.
   int numa_of(const CpuSet& cpus) const;
+
+  // Whether it says where a device is attached: beside some of its CPUs and not others, in a memory
+  // node, or there is one place only (one memory node; without any, one package).
+  bool knows(const Place& place) const;
 };
 
 // The machine this process runs on, all of it: what a cgroup forbids is there, but not `allowed`.
