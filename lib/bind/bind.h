@@ -12,8 +12,10 @@
 //           ports differ. Or GPUs are matched with the ranks' cores (Policy::gpu).
 //   ports   of the usable ones each GPU gets the nearest; where several are equally near, GPUs do
 //           not share one while another idles (bipartite matching).
-//   cores   disjoint shares of the step's own cores beside the GPU; threads of a core stay
-//           together; where the step has none there, the nearest it has. Never empty.
+//   cores   disjoint shares of the step's own cores: evenly those beside the GPU; a rank with fewer
+//           there than an even share of all (or than the whole machine would give it there, where
+//           that is less) gets the rest of that share from the nearest others. Threads of a core
+//           stay together. Never empty.
 //   memory  the GPU's memory node, if the rank's cores are there.
 //   A rank whose GPUs are on several memory nodes keeps every CPU and gets no memory node. One
 //   without GPUs gets cores, and the port of the memory node that these are in.

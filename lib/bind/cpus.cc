@@ -103,27 +103,43 @@ void Planner::give_split(const std::vector<size_t>& ranks) {
   tell_cores(doubled, one_core);
 }
 
+// In words: how far the farthest of these cores is from the rank's GPUs.
+std::string Planner::where_is(const CoreShare& share, const CoreWish& wish) const {
+  static const char* const near[] = {"beside the GPU", "in the GPU's memory node",
+                                     "in the GPU's package"};
+  if (share.distance < 3) return near[share.distance];
+  bool packages = wish.package >= 0, nodes = wish.numa >= 0;
+  for (int c : share.cores) {
+    packages = packages && core(c).package >= 0;
+    nodes = nodes && core(c).numa >= 0;
+  }
+  return packages ? "in another package than the GPU"
+         : nodes  ? "in another memory node than the GPU"
+                  : "away from the GPU";
+}
+
 void Planner::take_cores(RankPlan& r, const CoreShare& share, const std::string& how) {
   r.cpus.reset();
   for (int c : share.cores)
     for (int cpu : threads(c)) r.cpus.set(static_cast<size_t>(cpu));
-  static const char* const where[] = {"beside the GPU", "in the GPU's memory node",
-                                      "in the GPU's package", "in another package than the GPU"};
   const int far = share.distance;
+  const CoreWish wish = wish_for(m_, r.gpus);
+  const bool some = far == 3 && std::any_of(share.cores.begin(), share.cores.end(),
+                                            [&](int c) { return distance(core(c), wish) < far; });
+  const std::string where = where_is(share, wish);
   std::string why =
       "CPUs " + to_list(r.cpus) + ": " + count_of(share.cores.size(), "core", "cores");
-  if (wish_for(m_, r.gpus).known)
-    why += std::string(far && split_.size() ? ", some " : " ") + where[far];
+  if (wish.known) why += (some ? ", some " : " ") + where;
   why += ", " + how;
   const bool missing = far >= 2 && !r.gpus.empty();
   if (missing && split_.empty()) why += "; the step has no free core nearer";
   r.why.push_back(why);
   if (!missing || warned("cores-far")) return;
   if (split_.empty())
-    warn(
-        "cores-far",
-        "the step has too few cores near " + name(r.gpus.front()) + ": its rank runs " + where[far],
-        "--exclusive, or --gres-flags=enforce-binding so that cores come with their GPUs");
+    warn("cores-far",
+         "the step has too few cores near " + name(r.gpus.front()) + ": its rank runs " +
+             (some ? "in part " : "") + where,
+         "--exclusive, or --gres-flags=enforce-binding so that cores come with their GPUs");
   else
     warn("cores-far",
          "no GPU of the step is near all cores of some ranks: " + name(r.gpus.front()) +

@@ -32,7 +32,11 @@ struct CoreShare {
   bool shared = false;     // more ranks than cores: others may have it too
 };
 
-// Deals `allowed` cores (positions, ascending) to ranks: disjoint, near, as equal as nearness lets.
+// Deals `allowed` cores (positions, ascending) to ranks, disjoint. The rule: ranks share evenly
+// what is beside their GPUs, and one with fewer than an even share of all (or than the whole
+// machine has beside its GPUs for it, where that is less) makes up for it with the nearest cores
+// that are free, or that others have beyond such a share. What is then beside nobody's GPU stays
+// free.
 std::vector<CoreShare> deal_cores(const Machine& machine, const std::vector<int>& allowed,
                                   const std::vector<CoreWish>& wishes);
 

@@ -34,6 +34,7 @@ class Planner {
   void give_shares(const std::vector<size_t>& ranks);
   void give_split(const std::vector<size_t>& ranks);
   void take_cores(RankPlan& r, const CoreShare& share, const std::string& how);
+  std::string where_is(const CoreShare& share, const CoreWish& wish) const;
   void leave_cpus(RankPlan& r, const std::string& why);
   std::vector<int> threads(int core) const;  // what the step may use of it
   void give_memory();

@@ -1,6 +1,11 @@
 // CPUs and memory: where the machine says little, and where the step has little.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <set>
+
 #include "plans.h"
 
 using namespace trainlaunch;
@@ -101,5 +106,154 @@ TEST_CASE("one memory node, or one package and no node, is one place") {
     const Plan p = make(several);
     CHECK(warns(p, "locality-unknown"));
     CHECK(says(p, "memory left alone: which memory node its GPU is on is not known"));
+  }
+}
+
+namespace {
+
+std::vector<size_t> cores_of(const Machine& m, const Plan& p) {
+  std::vector<size_t> out;
+  for (const RankPlan& r : p.ranks) {
+    out.push_back(0);
+    for (const Core& c : m.cores) out.back() += r.cpus.test(static_cast<size_t>(c.cpus.front()));
+  }
+  return out;
+}
+
+std::vector<int> some_cores(std::mt19937& random, const Machine& m) {
+  const auto all = static_cast<unsigned>(m.cores.size());
+  std::vector<int> out;
+  if (random() % 2) {  // a run
+    const unsigned from = random() % all, length = 1 + random() % all;
+    for (unsigned c = from; c < std::min(all, from + length); ++c)
+      out.push_back(static_cast<int>(c));
+  } else {  // anything
+    const unsigned density = 1 + random() % 6;
+    for (unsigned c = 0; c < all; ++c)
+      if (random() % density == 0) out.push_back(static_cast<int>(c));
+  }
+  return out;
+}
+
+// The cores of `from` that are beside the GPU.
+std::set<int> beside(const Machine& m, const std::vector<int>& from, int gpu) {
+  const Place& place = m.gpus[static_cast<size_t>(gpu)].place;
+  std::set<int> out;
+  for (int c : from)
+    for (int cpu : m.cores[static_cast<size_t>(c)].cpus)
+      if (!m.knows(place) || place.cpus.test(static_cast<size_t>(cpu))) out.insert(c);
+  return out;
+}
+
+// One GPU for each rank, and a core at least.
+void check_shares(const Machine& m, const std::vector<int>& cores, const Plan& p) {
+  const size_t ranks = p.ranks.size(), even = cores.size() / ranks;
+  const std::vector<size_t> counts = cores_of(m, p);
+  const std::vector<int> all = range(0, static_cast<int>(m.cores.size()) - 1);
+  CHECK(disjoint(p));
+  std::set<int> residents;
+  for (size_t r = 0; r < ranks; ++r) {
+    const std::set<int> mine = beside(m, cores, p.ranks[r].gpus[0]);
+    residents.insert(mine.begin(), mine.end());
+    // Fair: an even share, but for ranks with fewer cores beside their GPUs on the whole machine.
+    const std::set<int> whole = beside(m, all, p.ranks[r].gpus[0]);
+    size_t sharing = 0;
+    for (const RankPlan& other : p.ranks) sharing += beside(m, all, other.gpus[0]) == whole;
+    const size_t own = whole.empty() ? even : whole.size() / sharing;
+    CHECK(counts[r] >= std::min(even, own));
+    for (size_t o = 0; o < ranks; ++o) {
+      const std::set<int> theirs = beside(m, cores, p.ranks[o].gpus[0]);
+      if (beside(m, all, p.ranks[o].gpus[0]) == whole) CHECK(counts[o] <= counts[r] + 1);
+      // More than an even share of what is beside its own GPU only.
+      if (counts[o] > even + 1) CHECK(theirs.size() >= counts[o]);
+    }
+  }
+  // Near: no core beside a rank's GPU is idle.
+  for (int c : residents) {
+    const auto cpu = static_cast<size_t>(m.cores[static_cast<size_t>(c)].cpus.front());
+    CHECK(std::any_of(p.ranks.begin(), p.ranks.end(),
+                      [&](const RankPlan& r) { return r.cpus.test(cpu); }));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("two regions of a Frontier-like node in part: nobody has 7 cores while others have 1") {
+  // Eight GPUs, each beside 8 cores; cores 14-30 for 7 ranks.
+  Machine m = box({1, 4, 16, 1, 8});
+  for (int g = 0; g < 8; ++g) {
+    add_gpu(m, g / 2);
+    m.gpus.back().place.cpus.reset();
+    for (size_t cpu = 0; cpu < 8; ++cpu)
+      m.gpus.back().place.cpus.set(static_cast<size_t>(g) * 8 + cpu);
+  }
+  Allocation a;
+  a.ranks = 7;
+  a.cores = range(14, 30);
+  const Plan p = make(m, a);
+  CHECK(cpus(p, 1) == "14-15");
+  std::vector<size_t> counts = cores_of(m, p);
+  CHECK(counts[2] + counts[3] == 7);
+  std::sort(counts.begin(), counts.end());
+  CHECK(counts == std::vector<size_t>{2, 2, 2, 2, 2, 3, 4});
+  CHECK(disjoint(p));
+}
+
+TEST_CASE("one rank beside many cores, three beside fewer: each keeps what the machine has there") {
+  Machine m = box({2, 1, 12, 1, 12});
+  for (int g = 0; g < 4; ++g) add_gpu(m, g / 3);
+  CHECK(cores_of(m, make(m)) == std::vector<size_t>{4, 4, 4, 12});
+  // A step with little of the first socket is not the machine's fault.
+  Allocation a;
+  a.cores = range(10, 23);
+  const Plan p = make(m, a);
+  CHECK(cores_of(m, p) == std::vector<size_t>{3, 3, 3, 5});
+  CHECK(says(p, "some in another package than the GPU"));
+  CHECK(warns(p, "cores-far"));
+}
+
+TEST_CASE("where packages are not known, none is named") {
+  // rapidsai/dask-cuda issue 1381: the other GPUs' CPUs are not the job's.
+  const Machine m = loaded(
+      "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+      "GPU0\t X \tSYS\t0-15\t0\n"
+      "GPU1\tSYS\t X \t\t1\n");
+  const Plan p = make(m);
+  CHECK(cores_of(m, p) == std::vector<size_t>{8, 8});
+  CHECK(warns(p, "cores-far"));
+  CHECK(says(p, "in another memory node than the GPU"));
+  CHECK_FALSE(says(p, "package"));
+}
+
+TEST_CASE("any cores of real machines are shared fairly, and near") {
+  const char* shared = std::getenv("TL_SHARED");
+  const std::filesystem::path dir =
+      std::filesystem::path(shared && *shared ? shared : TL_SRCDIR "/../shared") / "topologies";
+  if (!std::filesystem::is_directory(dir)) {
+    MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
+    return;
+  }
+  std::mt19937 random(5);
+  for (const char* file :
+       {"hwloc/mpibind-eas-tioga.xml", "hwloc/mpibind-coral-lassen.xml",
+        "hwloc/mpibind-epyc-corona.xml", "hwloc/hwloc2-nvidiaDGX2.xml",
+        "hwloc/fluxcore-tuo.CPX.xml", "nccl/aws-p4d-24xl-topo.xml", "nccl/azure-ndv4-topo.xml",
+        "nccl/rccl-topo_8p_rome_n4.xml", "topo-m/turin-h200.topo.txt", "topo-m/dgx-a100.topo.txt",
+        "topo-m/a100x4-nps4-nonic.topo.txt", "topo-m/v100x8-all-on-one-socket.topo.txt"}) {
+    CAPTURE(file);
+    const auto m = load_file((dir / file).string());
+    REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
+    for (int round = 0; round < 60; ++round) {
+      Allocation a;
+      a.cores = some_cores(random, *m);
+      a.ranks = 1 + static_cast<int>(random() % m->gpus.size());
+      if (a.cores->size() < static_cast<size_t>(a.ranks)) continue;
+      CAPTURE(a.ranks);
+      CAPTURE(round);
+      // As many GPUs, so that each rank has one.
+      a.gpus = range(0, a.ranks - 1);
+      const Plan p = make(*m, a);
+      check_shares(*m, *a.cores, p);
+    }
   }
 }
