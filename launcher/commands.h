@@ -18,6 +18,7 @@ struct Invocation {
 Result<int> run_train(const Invocation& call);
 Result<int> run_generate(const Invocation& call);
 Result<int> run_report(const Invocation& call);
+Result<int> run_checkpoint(const Invocation& call);
 Result<int> run_exec(const Invocation& call);
 
 // True when the help text is what is asked for: --help or -h before any "--".

@@ -9,16 +9,18 @@
 #include "launcher/commands.h"
 #include "launcher/supervisor.h"
 #include "launcher/worker_process.h"
+#include "train/printable.h"
 
 namespace trainlaunch {
 namespace {
 
 constexpr const char* help = R"(usage: train-launch COMMAND [ARGUMENT...]
 
-  train CONFIG     train a model, on all tasks of the job step
-  report RUN       the loss curve of a run, for the terminal and as RUN/loss.svg
-  generate RUN     text from the newest checkpoint of a run
-  exec -- COMMAND  run any command in every task, as one whole
+  train CONFIG        train a model, on all tasks of the job step
+  report RUN          the loss curve of a run, for the terminal and as RUN/loss.svg
+  generate RUN        text from the newest checkpoint of a run
+  checkpoint COMMAND  look at, check and clean up checkpoints
+  exec -- COMMAND     run any command in every task, as one whole
 
 Under Slurm start it with: srun --mpi=pmix train-launch ...
 Each command has a --help. train-launch(1) has the exit codes.
@@ -47,7 +49,11 @@ int run(Invocation call) {
     return all_written();
   }
   const std::map<std::string, Result<int> (*)(const Invocation&)> commands{
-      {"exec", run_exec}, {"generate", run_generate}, {"report", run_report}, {"train", run_train}};
+      {"checkpoint", run_checkpoint},
+      {"exec", run_exec},
+      {"generate", run_generate},
+      {"report", run_report},
+      {"train", run_train}};
   const auto command = commands.find(name);
   if (command == commands.end()) {
     say("no command '" + name + "'; see train-launch --help");
@@ -57,11 +63,13 @@ int run(Invocation call) {
   const auto code = command->second(call);
   if (code) {
     const bool ran = (name == "train" || name == "exec") && !wants_help(call.arguments);
-    return *code == exit_code::done && !ran ? all_written() : *code;
+    // An answer may be "damaged" or "different" too; what matters more is that it was given.
+    const int written = ran ? exit_code::done : all_written();
+    return written == exit_code::done ? *code : written;
   }
   // Wrong usage is the same in every task: one line is enough.
   if (code.error().exit != exit_code::usage || presumed_rank(system_environment) == 0)
-    say(code.error().what);
+    say(one_line(code.error().what));
   return code.error().exit;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -165,6 +166,7 @@ Result<Directory::Opened> Directory::read(const std::string& name) const {
   if (fstat(opened.fd.get(), &st) != 0) return fail_errno("cannot open " + path_of(name));
   if (!S_ISREG(st.st_mode)) return fail(path_of(name) + " is not a regular file");
   opened.bytes = static_cast<uint64_t>(st.st_size);
+  opened.modified = st.st_mtim.tv_sec;
   return opened;
 }
 
@@ -200,6 +202,23 @@ Status Directory::write_over(const std::string& name, std::string_view text) con
 
 bool Directory::has(const std::string& name) const {
   return faccessat(fd_.get(), name.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+Result<Directory::Measure> Directory::measure() const {
+  auto all = names();
+  if (!all) return forward(all);
+  struct stat st;
+  if (fstat(fd_.get(), &st) != 0) return fail_errno("cannot look at " + path_);
+  Measure measure{0, st.st_mtim.tv_sec};
+  for (const std::string& name : *all) {
+    if (fstatat(fd_.get(), name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;  // removed meanwhile
+      return fail_errno("cannot look at " + path_of(name));
+    }
+    if (S_ISREG(st.st_mode)) measure.bytes += static_cast<uint64_t>(st.st_size);
+    measure.modified = std::max<int64_t>(measure.modified, st.st_mtim.tv_sec);
+  }
+  return measure;
 }
 
 Status Directory::rename_new(const std::string& from, const std::string& to, bool* taken) const {

@@ -42,6 +42,7 @@ class Directory {
   struct Opened {
     Fd fd;
     uint64_t bytes = 0;
+    int64_t modified = 0;  // seconds since 1970
   };
   Result<Opened> read(const std::string& name) const;  // a regular file
   Result<std::string> read_text(const std::string& name, uint64_t limit) const;
@@ -50,6 +51,13 @@ class Directory {
   // The same for a file that may be there: after a crash it has the old or the new text.
   Status write_over(const std::string& name, std::string_view text) const;
   bool has(const std::string& name) const;
+  // Of the files in it, without following links: their bytes, and the newest change of any or of
+  // the directory itself, in seconds since 1970.
+  struct Measure {
+    uint64_t bytes = 0;
+    int64_t modified = 0;
+  };
+  Result<Measure> measure() const;
 
   // Never replaces: `taken`, when given, tells this error apart from the others.
   Status rename_new(const std::string& from, const std::string& to, bool* taken = nullptr) const;

@@ -238,6 +238,12 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& what) 
   return manifest;
 }
 
+Result<Manifest> read_manifest(const Directory& checkpoint) {
+  auto text = checkpoint.read_text(manifest_name, manifest_limit);
+  if (!text) return forward(text);
+  return parse_manifest(*text, checkpoint.path_of(manifest_name));
+}
+
 Status check_cover(const std::vector<Run>& runs, const TensorSizes& tensors) {
   std::set<std::string> slots{"weight"};
   std::map<std::pair<std::string, std::string>, std::vector<std::pair<int64_t, int64_t>>> ranges;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ckpt/ckpt.h"
+#include "ckpt/directory.h"
 
 namespace trainlaunch {
 
@@ -48,6 +49,9 @@ std::string manifest_digest(std::string_view text);
 // Refuses text whose digest is wrong, whose parts do not fit together, or whose runs do not cover
 // the tensors. Sizes are still to be compared with the files. `what` begins each error.
 Result<Manifest> parse_manifest(std::string_view text, const std::string& what);
+
+// That of a checkpoint's directory.
+Result<Manifest> read_manifest(const Directory& checkpoint);
 
 // Every slot that occurs covers every tensor exactly once.
 Status check_cover(const std::vector<Run>& runs, const TensorSizes& tensors);

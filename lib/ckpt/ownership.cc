@@ -45,25 +45,59 @@ void write_owner(const Fd& file, const std::string& owner) {
   (void)(ftruncate(file.get(), 0) == 0 && pwrite(file.get(), line.data(), line.size(), 0) > 0);
 }
 
-Result<Fd> take_lock(const Directory& dir, const std::string& owner,
-                     std::vector<std::string>& warnings) {
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+struct Lock {
+  Fd file;
+  int error = 0;  // why the file system has no locks; then nobody is kept out
+};
+
+// The lock file for `owner`; the refusal of one that another holds ends with `advice`.
+Result<Lock> take_lock(const Directory& dir, const std::string& owner, const std::string& advice) {
   auto file = dir.open_or_create(lock_name);
   if (!file) return forward(file);
   int locked = 0;
   do locked = flock(file->get(), LOCK_EX | LOCK_NB);
   while (locked != 0 && errno == EINTR);
-  if (locked != 0 && errno == EWOULDBLOCK)
-    return fail(dir.path() + " is in use by " + owner_in(dir, lock_name) +
-                "; wait for it or give another run-dir");
-  if (locked != 0)
-    warnings.push_back("cannot lock " + dir.path_of(lock_name) + ": " + std::strerror(errno) +
-                       "; a second job on this directory would not be refused, it would take it "
-                       "over and end this one at its next checkpoint");
+  const int error = locked == 0 ? 0 : errno;
+  if (error == EWOULDBLOCK)
+    return fail(dir.path() + " is in use by " + owner_in(dir, lock_name) + "; " + advice);
   write_owner(*file, owner);
-  return std::move(*file);
+  return Lock{std::move(*file), error};
+}
+
+// The newest mark of an attempt; empty: there is none.
+std::string newest_mark(const std::vector<std::string>& names) {
+  std::string newest;
+  uint64_t number = 0;
+  for (const std::string& name : names)
+    if (auto n = attempt_of(name); n && *n >= number) {
+      number = *n;
+      newest = name;
+    }
+  return newest;
 }
 
 }  // namespace
+
+Result<Hold> hold(const Directory& dir, const std::string& owner) {
+  if (!dir.has(lock_name))
+    return fail(dir.path() + " is no run directory: it has no " + lock_name, exit_code::usage);
+  auto lock = take_lock(dir, owner, "wait for it");
+  if (!lock) return forward(lock);
+  auto names = dir.names();
+  if (!names) return forward(names);
+  Hold held{std::move(lock->file), lock->error == 0, ""};
+  // A lock that this host's kernel keeps is sure to tell of this host's jobs only.
+  if (const std::string mark = newest_mark(*names); !mark.empty()) {
+    held.last_owner = owner_in(dir, mark);
+    held.sure = held.sure && held.last_owner.ends_with(" on " + host_name());
+  }
+  return held;
+}
 
 std::string Ownership::token(uint64_t turn) const {
   return std::string(prefix) + std::to_string(attempt_) + "." + std::to_string(turn);
@@ -75,13 +109,8 @@ Status Ownership::succeed(const Directory& dir, const std::string& owner) {
   for (int tries = 0;; ++tries) {
     auto names = dir.names();
     if (!names) return forward(names);
-    std::string newest;
-    for (const std::string& name : *names)
-      if (auto n = attempt_of(name); n && *n >= attempt_) {
-        attempt_ = *n;
-        newest = name;
-      }
-    ++attempt_;
+    const std::string newest = newest_mark(*names);
+    attempt_ = std::max(attempt_, attempt_of(newest).value_or(0)) + 1;
     bool missing = false;
     const Status done =
         newest.empty() ? dir.write_new(token(0), "") : dir.rename_over(newest, token(0), &missing);
@@ -98,9 +127,13 @@ Status Ownership::succeed(const Directory& dir, const std::string& owner) {
 Result<Ownership> Ownership::take(const Directory& dir, const std::string& owner,
                                   std::vector<std::string>& warnings) {
   Ownership mine;
-  auto lock = take_lock(dir, owner, warnings);
+  auto lock = take_lock(dir, owner, "wait for it or give another run-dir");
   if (!lock) return forward(lock);
-  mine.lock_ = std::move(*lock);
+  mine.lock_ = std::move(lock->file);
+  if (lock->error != 0)
+    warnings.push_back("cannot lock " + dir.path_of(lock_name) + ": " + std::strerror(lock->error) +
+                       "; a second job on this directory would not be refused, it would take it "
+                       "over and end this one at its next checkpoint");
 
   if (auto s = mine.succeed(dir, owner); !s) return forward(s);
   auto names = dir.names();

@@ -9,6 +9,16 @@
 
 namespace trainlaunch {
 
+// The lock alone, held while it is open, by who removes what no job needs.
+struct Hold {
+  Fd lock;
+  bool sure = false;       // no job has the directory, wherever it runs
+  std::string last_owner;  // the last job that had it; empty: there has been none
+};
+// Refuses while a job has the directory, and (usage) one that is no run directory. A job that
+// starts meanwhile is refused and told `owner`.
+Result<Hold> hold(const Directory& dir, const std::string& owner);
+
 class Ownership {
  public:
   // Takes the directory for `owner` ("job 12, process 345 on n1"), or refuses (usage) and names who

@@ -150,13 +150,11 @@ Result<std::unique_ptr<DirectoryReader>> open_step(const Source& source, uint64_
   if (!run) return forward(run);
   auto dir = run->enter(checkpoint_name(step));
   if (!dir) return forward(dir);
-  auto text = dir->read_text(manifest_name, manifest_limit);
-  if (!text) return forward(text);
-  const std::string what = dir->path_of(manifest_name);
-  auto manifest = parse_manifest(*text, what);
+  auto manifest = read_manifest(*dir);
   if (!manifest) return forward(manifest);
   if (manifest->state.step != step)
-    return fail(what + " is of step " + std::to_string(manifest->state.step));
+    return fail(dir->path_of(manifest_name) + " is of step " +
+                std::to_string(manifest->state.step));
   return std::make_unique<DirectoryReader>(source.level, std::move(*dir), std::move(*manifest));
 }
 

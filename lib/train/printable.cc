@@ -1,5 +1,6 @@
 #include "train/printable.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace trainlaunch {
@@ -61,5 +62,15 @@ std::string Printable::put(uint8_t byte) {
 }
 
 std::string Printable::finish() { return std::exchange(begun_, "").empty() ? "" : "?"; }
+
+std::string one_line(std::string_view text) {
+  Printable printable;
+  std::string line;
+  for (const char c : text) line += printable.put(static_cast<uint8_t>(c));
+  line += printable.finish();
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return c == '\n' || c == '\t'; }, '?');
+  return line;
+}
 
 }  // namespace trainlaunch

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace trainlaunch {
 
@@ -18,5 +19,8 @@ class Printable {
   std::string begun_;  // the first bytes of a character
   size_t length_ = 0;  // that it will have
 };
+
+// A text of any bytes as one line: line feeds and tabs are question marks, too.
+std::string one_line(std::string_view text);
 
 }  // namespace trainlaunch

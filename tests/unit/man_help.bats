@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # Every page is there and well-formed, and says of options and defaults what --help says.
 
-pages="train-launch.1 train-launch.conf.5 gpu-bind.1 gpu-bind.conf.5 gpu-bind-spank.8"
+pages="train-launch.1 train-launch-checkpoint.1 train-launch.conf.5 gpu-bind.1 gpu-bind.conf.5 gpu-bind-spank.8"
 
 setup() {
   command -v mandoc > /dev/null || skip "mandoc is not installed"
@@ -90,6 +90,16 @@ same() {
   for command in generate report; do
     same "$(train-launch $command --help | of_help)" \
       "$(section train-launch.1 "Options of $command" | of_page)"
+  done
+}
+
+@test "train-launch-checkpoint(1) lists the commands and options of train-launch checkpoint" {
+  commands=$(train-launch checkpoint --help | awk '/^  [a-z]/ { print $1 }' | sort)
+  same "$commands" "$(page train-launch-checkpoint.1 |
+    sed -n '/^SYNOPSIS/,/^DESC/s/^ *train-launch checkpoint \([a-z][a-z]*\).*/\1/p' | sort)"
+  for command in $commands; do
+    same "$(train-launch checkpoint "$command" --help | of_help)" \
+      "$(section train-launch-checkpoint.1 "Options of $command" | of_page)"
   done
 }
 

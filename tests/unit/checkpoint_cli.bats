@@ -1,0 +1,177 @@
+#!/usr/bin/env bats
+# train-launch checkpoint on the command line: what it says and the exit code it says it with.
+
+bats_require_minimum_version 1.5.0
+
+setup_file() {
+  cd "$BATS_FILE_TMPDIR" || return
+  seq 1 4000 > text.txt
+  printf '%s\n' '[model]' layers=1 heads=2 width=16 context=16 '[data]' path=text.txt '[train]' \
+    steps=3 global-batch=4 eval-every=0 '[checkpoint]' every=1 keep=0 > small.conf
+  "$TL_BUILD/launcher/train-launch" train small.conf --run-dir=run > log || { cat log; return 1; }
+}
+
+setup() {
+  program=$TL_BUILD/launcher/train-launch
+  cp -a "$BATS_FILE_TMPDIR"/{run,small.conf,text.txt} "$BATS_TEST_TMPDIR"
+  cd "$BATS_TEST_TMPDIR" || return
+}
+
+checkpoint() { timeout 60 "$program" checkpoint "$@"; }
+
+# gives CODE TEXT COMMAND...: exits with CODE, says TEXT, and nothing that a terminal would obey.
+gives() {
+  local code=$1 text=$2
+  shift 2
+  run checkpoint "$@"
+  echo "$* -> $status: $output"
+  [ "$status" = "$code" ]
+  [[ $output == *"$text"* ]]
+  [ "$(tr -d '[:print:]\n' <<< "$output" | wc -c)" = 0 ]
+}
+
+# Changes one bit of the byte at OFFSET: flip FILE OFFSET.
+flip() {
+  local byte
+  byte=$(od -An -tu1 -j"$2" -N1 "$1" | tr -d ' ')
+  # shellcheck disable=SC2059
+  printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+@test "list tells each step's state" {
+  rm run/step-000000002/VERIFIED
+  mv run/step-000000001 run/step-000000001.bad
+  mkdir run/.step-000000009.00.tmp run/.trash.00
+  run checkpoint list run
+  [ "$status" = 0 ]
+  [[ ${lines[0]} == STEP*LEVEL*STATE*AGE*SIZE ]]
+  grep -qE '^1 +shared +bad ' <<< "$output"
+  grep -qE '^2 +shared +committed ' <<< "$output"
+  grep -qE '^3 +shared +verified ' <<< "$output"
+  grep -qE '^9 +shared +unfinished ' <<< "$output"
+  grep -qE '^- +shared +trash ' <<< "$output"
+  checkpoint list run --format=json > list.json
+  python3 - << 'END' || return
+import json
+j = json.load(open("list.json"))
+assert j["version"] == 1 and j["run"] == "run"
+states = [(c["step"], c["state"], c["verified"]) for c in j["checkpoints"]]
+assert states == [(1, "bad", False), (2, "committed", False), (3, "verified", True),
+                  (9, "unfinished", False), (None, "trash", False)], states
+END
+}
+
+@test "local checkpoints are listed and verified with their node" {
+  rm -r run
+  "$program" train small.conf --run-dir=run --checkpoint.local-dir=local --checkpoint.local-every=1
+  run checkpoint list run --local-dir=local
+  grep -qE '^3 +shared +verified ' <<< "$output"
+  grep -qE '^2 +local \([^)]+\) +verified ' <<< "$output"
+  gives 0 "/step-000000002: good" verify run --all --local-dir=local
+  flip local/*/step-000000002/shard-00000.safetensors 3000
+  gives 93 "/step-000000002: DAMAGED" verify run --all --local-dir=local
+}
+
+@test "show says what is in a checkpoint" {
+  gives 0 "GPT-2 over bytes, 1 layer, 2 heads, width 16, context 16" show run
+  [[ $output == *"run/step-000000003"* ]]
+  grep -qE '^layer.0.attention.qkv.weight +768 +16 x 48 +m, v, weight' <<< "$output"
+  gives 0 "step        2; Adam has counted 2 updates" show run --step=2 --ranges
+  grep -qE '^0 +layer.0.attention.qkv.weight +m +0 to 768 +[0-9]+$' <<< "$output"
+  checkpoint show run/step-000000001 --format=json > show.json
+  python3 - << 'END' || return
+import json
+j = json.load(open("show.json"))
+m = json.load(open("run/step-000000001/MANIFEST.json"))
+assert j["digest"] == m["digest"] and j["step"] == 1 and j["samples"] == 4
+assert j["config"]["model.width"] == "16"
+assert j["tensors"]["embedding.tokens"] == {"elements": 4096, "shape": [256, 16],
+                                            "slots": ["m", "v", "weight"]}
+assert sorted(r["length"] for r in j["ranges"]) == sorted(r[3] for r in m["runs"])
+END
+}
+
+@test "verify says good, or where the damage is, and its exit code is stable" {
+  gives 0 "run/step-000000003: good, 1 shard" verify run
+  flip run/step-000000002/shard-00000.safetensors 5000
+  gives 0 "good" verify run
+  gives 93 "run/step-000000002/shard-00000.safetensors is damaged: the digest of bytes 0 to" \
+    verify run --step=2
+  [[ $output == *"/weight elements 0 to "* ]]
+  gives 93 "run/step-000000002: DAMAGED" verify run --all
+  [[ $output == *"step-000000001: good"* && $output == *"step-000000003: good"* ]]
+  flip run/step-000000003/MANIFEST.json 100
+  gives 93 "MANIFEST.json is damaged" verify run/step-000000003
+  gives 93 "MANIFEST.json is damaged" show run
+  rm -r run/step-000000003/MANIFEST.json
+  gives 93 "MANIFEST.json" verify run/step-000000003
+  checkpoint verify run --all --format=json > verify.json || [ $? = 93 ]
+  python3 - << 'END' || return
+import json
+j = json.load(open("verify.json"))
+assert j["good"] is False and [c["good"] for c in j["checkpoints"]] == [True, False, False]
+END
+}
+
+@test "no bar is drawn where nobody sees it, and one on a terminal" {
+  run --separate-stderr checkpoint verify run --all
+  [ -z "$stderr" ]
+  script -qec "true" /dev/null > /dev/null 2>&1 || skip "script(1) is not there"
+  script -qec "$program checkpoint verify run" bar > /dev/null < /dev/null
+  grep -q '100 % of' bar
+}
+
+@test "gc removes litter, says how much, and takes nothing else" {
+  mkdir run/.step-000000009.00.tmp run/.trash.00 away
+  head -c 2097152 /dev/zero > run/.step-000000009.00.tmp/shard-00000.safetensors
+  touch away/mine
+  ln -s "$PWD/away" run/.trash.01
+  ln -s "$PWD/away/mine" run/.trash.00/link
+  gives 1 "would remove run/.step-000000009.00.tmp: unfinished, 2.0 MiB" gc run --dry-run
+  [ -d run/.trash.00 ]
+  gives 1 "freed 2.0 MiB in 2 entries" gc run
+  [[ $output == *"left run/.trash.01: "* ]]
+  [ -e away/mine ] && [ -L run/.trash.01 ] && [ ! -e run/.trash.00 ]
+  rm run/.trash.01
+  gives 0 "freed 0.0 MiB in 0 entries" gc run
+  gives 0 "good" verify run --all
+  gives 0 "removed run/step-000000001: beyond --keep" gc run --keep=1
+  [ ! -e run/step-000000001 ] && [ -d run/step-000000002 ] && [ -d run/step-000000003 ]
+}
+
+@test "gc leaves a run in use alone" {
+  mkdir run/.trash.00
+  exec 9< run/run.lock
+  flock -n 9
+  gives 1 "is in use by" gc run
+  [ -d run/.trash.00 ]
+  exec 9<&-
+  gives 0 "removed run/.trash.00" gc run
+}
+
+@test "control characters in names are not obeyed" {
+  local evil=$'run/.step-\e[31m\n.tmp'
+  mkdir "$evil" $'run/step-000000003.bad.\e[2J'
+  printf 'a \e[31mreason' > $'run/step-000000003.bad.\e[2J/WHY'
+  gives 0 "unfinished" list run
+  gives 0 "?[31m" gc run --dry-run
+  gives 93 "does not belong" verify $'run/step-000000003.bad.\e[2J' || true
+  gives 2 "?[31m" list $'no\e[31m'
+}
+
+@test "wrong usage is one line and exit code 2" {
+  for words in "" "foo" "list" "list run more" "show run --step=9" "verify run --step=x" \
+    "verify none" "verify ." "gc ." "list run --format=xml" "verify run --all --step=1"; do
+    # shellcheck disable=SC2086
+    run --separate-stderr checkpoint $words
+    echo "$words -> $status: $stderr"
+    [ "$status" = 2 ]
+    [ "${#stderr_lines[@]}" = 1 ]
+  done
+}
+
+@test "every command has a help" {
+  for command in $(checkpoint --help | awk '/^  [a-z]/ { print $1 }'); do
+    checkpoint "$command" --help | grep -q "^usage: train-launch checkpoint $command "
+  done
+}
