@@ -17,7 +17,7 @@ namespace trainlaunch {
 
 namespace {
 
-constexpr int64_t cache_line = 16;  // floats; what threads write is cut there
+constexpr int64_t cache_line = 16;  // floats
 
 // Rows of logits that exist at once: enough to pay for reading weight and adding to dweight as a
 // whole each time, and about 4 MiB of them where the vocabulary is small.
@@ -82,20 +82,20 @@ class CpuOps final : public Ops {
     if (!gelu) return;
     const float* pre = out.as<float>();
     float* y = g.c.as<float>();
-    team_.split(g.c.size(), cache_line, 4 * g.c.size(), [&](int64_t begin, int64_t end) {
+    team_.split(g.c.size(), kernel_unit, 4 * g.c.size(), [&](int64_t begin, int64_t end) {
       kernels_.gelu(pre + begin, y + begin, end - begin);
     });
   }
 
   void bias_back(Stream&, View dy, View dbias) override {
-    team_.split(dy.cols(), cache_line, dy.size(), [&](int64_t begin, int64_t end) {
+    team_.split(dy.cols(), kernel_unit, dy.size(), [&](int64_t begin, int64_t end) {
       kernels_.bias_back_columns(dy.as<float>(), dy.rows(), dy.cols(), begin, end,
                                  dbias.as<float>());
     });
   }
 
   void gelu_back(Stream&, View pre, View dy, View dx) override {
-    team_.split(pre.size(), cache_line, 4 * pre.size(), [&](int64_t begin, int64_t end) {
+    team_.split(pre.size(), kernel_unit, 4 * pre.size(), [&](int64_t begin, int64_t end) {
       kernels_.gelu_back(pre.as<float>() + begin, dy.as<float>() + begin, dx.as<float>() + begin,
                          end - begin);
     });
@@ -115,7 +115,7 @@ class CpuOps final : public Ops {
   // Threads share the columns, not the rows: two rows may have the same token.
   void embed_back(Stream&, const EmbedBack& e) override {
     const int64_t context = e.tokens.cols(), width = e.dout.cols();
-    team_.split(width, cache_line, 2 * e.dout.size(), [&](int64_t begin, int64_t end) {
+    team_.split(width, kernel_unit, 2 * e.dout.size(), [&](int64_t begin, int64_t end) {
       for (int64_t row = 0; row < e.tokens.size(); ++row) {
         const float* dout = e.dout.as<float>() + row * width + begin;
         float* dtoken = e.dtoken_table.as<float>() + e.tokens.as<int32_t>()[row] * width + begin;
@@ -139,7 +139,7 @@ class CpuOps final : public Ops {
     const int64_t rows = o.x.rows(), width = o.x.cols();
     const float *x = o.x.as<float>(), *dy = o.dy.as<float>();
     const float *mean = o.mean.as<float>(), *rstd = o.rstd.as<float>();
-    team_.split(width, cache_line, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
+    team_.split(width, kernel_unit, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
       kernels_.norm_back_columns(x, dy, mean, rstd, rows, width, begin, end, o.dgain.as<float>(),
                                  o.dbias.as<float>());
     });
@@ -207,25 +207,25 @@ class CpuOps final : public Ops {
   }
 
   void add(Stream&, View a, View b, View out) override {
-    team_.split(out.size(), cache_line, out.size(), [&](int64_t begin, int64_t end) {
+    team_.split(out.size(), kernel_unit, out.size(), [&](int64_t begin, int64_t end) {
       kernels_.add(a.as<float>() + begin, b.as<float>() + begin, out.as<float>() + begin,
                    end - begin);
     });
   }
 
   void copy(Stream&, View from, View to) override {
-    team_.split(to.size(), cache_line, to.size(),
+    team_.split(to.size(), kernel_unit, to.size(),
                 [&](int64_t begin, int64_t end) { convert(from, to, begin, end); });
   }
 
   void fill(Stream&, View v, double value) override {
-    team_.split(v.size(), cache_line, v.size(),
+    team_.split(v.size(), kernel_unit, v.size(),
                 [&](int64_t begin, int64_t end) { trainlaunch::fill(v, value, begin, end); });
   }
 
   void sum(Stream&, View dst, std::span<const View> parts) override {
     team_.split(
-        dst.size(), cache_line, dst.size() * static_cast<int64_t>(parts.size()),
+        dst.size(), kernel_unit, dst.size() * static_cast<int64_t>(parts.size()),
         [&](int64_t begin, int64_t end) { kernels_.sum(parts, begin, end, dst.as<float>()); });
   }
 
@@ -251,7 +251,7 @@ class CpuOps final : public Ops {
                     .root_inverse2 = static_cast<float>(1.0 / std::sqrt(scalar[correction2])),
                     .eps = rule.eps};
     team_.split(
-        slots.weight.size(), cache_line, 4 * slots.weight.size(), [&](int64_t begin, int64_t end) {
+        slots.weight.size(), kernel_unit, 4 * slots.weight.size(), [&](int64_t begin, int64_t end) {
           kernels_.adam(adam, slots.grad.as<float>() + begin, slots.weight.as<float>() + begin,
                         slots.m.as<float>() + begin, slots.v.as<float>() + begin, end - begin);
         });

@@ -68,6 +68,12 @@ struct Kernels {
   void (*attention_back)(const AttentionHeadBack& head, float* scratch);
 };
 
+// Elements and columns may be divided among threads at multiples of this. A kernel takes them in
+// groups, and what is left by other code, whose roundings the compiler may choose otherwise (it
+// fuses a multiplication and an addition in one loop and not in the next). With whole groups, who
+// does which does not show in the bits.
+inline constexpr int64_t kernel_unit = 64;
+
 inline constexpr int64_t attention_block = 64;
 int64_t attention_floats(int64_t width);
 int64_t attention_back_floats(int64_t width, int64_t context);
