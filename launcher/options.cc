@@ -281,6 +281,10 @@ void add_run_options(OptionTable& t, RunConfig& c) {
       "auto: continue from the newest good checkpoint, if any; no; or the step of one");
   t.choice<std::string>("device", &c.device, {{"auto", "auto"}, {"cpu", "cpu"}, {"cuda", "cuda"}},
                         "auto: cuda where it is built in and present");
+  t.choice<Deterministic>(
+      "deterministic", &c.deterministic,
+      {{"same-ranks", Deterministic::same_ranks}, {"canonical", Deterministic::canonical}},
+      "canonical: the same bits on any number of ranks, a power of two up to train.micro-batches");
   t.text("trace", &c.trace, "write a Chrome trace to this file");
   t.group("[model]: a GPT-2 over bytes");
   t.whole("model.layers", &c.model.layers, 1, 1000, "transformer blocks");
@@ -289,12 +293,16 @@ void add_run_options(OptionTable& t, RunConfig& c) {
   t.whole("model.context", &c.model.context, 1, 1 << 20, "bytes seen at once");
   t.group("[data]");
   t.text("data.path", &c.data.path, "text file to learn from (required)");
+  t.choice<bool>("data.ledger", &c.data.ledger, {{"yes", true}, {"no", false}},
+                 "keep which samples each step used, in ledger-RANK.jsonl");
   t.group("[train]");
   t.whole("train.steps", &c.train.steps, 0, any, "optimizer steps of the whole run");
   t.whole("train.global-batch", &c.train.global_batch, 1, any_int,
           "sequences per step, over all ranks");
   t.whole("train.micro-batch", &c.train.micro_batch, 0, any_int,
           "sequences per forward pass; 0: chosen");
+  t.whole("train.micro-batches", &c.train.micro_batches, 0, any_int,
+          "of a global batch, with deterministic=canonical: a power of two");
   t.whole("train.seed", &c.train.seed, 0, any, "of initial weights and sample order");
   t.whole("train.log-every", &c.train.log_every, 1, any, "steps between progress lines");
   t.whole("train.eval-every", &c.train.eval_every, 0, any, "steps between evaluations; 0: none");

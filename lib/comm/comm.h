@@ -6,10 +6,10 @@
 //   network     ranks of several nodes: Gloo's send and receive between nodes, `shared` within each
 //
 // Collectives are asynchronous: they are issued in the same order on every rank, run in that order
-// in the background, and are waited for by their Ticket. Sums are taken in one fixed order (within
-// a node by local rank, then by node), so the same ranks give the same bits every time. A
-// communicator that failed, timed out or was aborted is never used again; what can still be called
-// returns the first error. Recovery is a new communicator of the next generation.
+// in the background, and are waited for by their Ticket. Sums are taken in one fixed order
+// (SumOrder), so the same ranks give the same bits every time. A communicator that failed, timed
+// out or was aborted is never used again; what can still be called returns the first error.
+// Recovery is a new communicator of the next generation.
 //
 // One thread makes the calls; only abort() and moved() are for any.
 #pragma once
@@ -70,10 +70,16 @@ class Comm {
   virtual Moved moved() const = 0;
 };
 
+// How reduce_scatter adds up. `nodes`: within a node by local rank, then by node. `tree`:
+// neighbours first, then neighbouring pairs, and so on, (0+1)+(2+3), wherever the ranks are; their
+// number must be a power of two. Not more is sent where each node has one whole branch of the tree.
+enum class SumOrder : uint8_t { nodes, tree };
+
 struct CommOptions {
-  Seconds timeout{300};    // of one background collective
-  std::string interface;   // for traffic between nodes; empty: what GLOO_SOCKET_IFNAME says,
-                           // else the interface that routes to another node
+  Seconds timeout{300};   // of one background collective
+  std::string interface;  // for traffic between nodes; empty: what GLOO_SOCKET_IFNAME says,
+                          // else the interface that routes to another node
+  SumOrder order = SumOrder::nodes;
   Trace* trace = nullptr;  // track "comm"
 };
 

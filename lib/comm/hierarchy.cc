@@ -1,6 +1,7 @@
 #include "comm/hierarchy.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -35,10 +36,13 @@ Hierarchy::Hierarchy(const World& world, std::vector<int> first, std::unique_ptr
       size_(world.size),
       options_(options),
       first_(std::move(first)),
+      groups_(plan_groups(first_, options.order)),
       node_(std::move(node)),
       mesh_(std::move(mesh)) {
   const auto next = std::upper_bound(first_.begin(), first_.end(), rank_);
   my_node_ = static_cast<int>(next - first_.begin()) - 1;
+  for (const Group& g : groups_)
+    if (g.first <= rank_) mine_ = g;
   queue_.emplace(static_cast<Queue::Runner&>(*this), options.timeout);
 }
 
@@ -155,10 +159,23 @@ void Hierarchy::shut() noexcept {
   if (mesh_) mesh_->close();
 }
 
-// The rank of `node` that deals with what is owned by a rank elsewhere; takes turns.
-int Hierarchy::envoy(int node, int owner) const {
-  const int index = owner < first_[node] ? owner : owner - count_on(node);
-  return first_[node] + index % count_on(node);
+// In rank order: the nodes, or for a tree the largest branches of it that lie within one.
+std::vector<Hierarchy::Group> Hierarchy::plan_groups(const std::vector<int>& first,
+                                                     SumOrder order) {
+  std::vector<Group> groups;
+  for (int k = 0; k + 1 < static_cast<int>(first.size()); ++k) {
+    for (int r = first[k], count; r < first[k + 1]; r += count) {
+      const int left = first[k + 1] - r;
+      count = left;
+      if (order == SumOrder::tree) {
+        const auto fits = std::bit_floor(static_cast<unsigned>(left));
+        const unsigned aligned = r == 0 ? fits : 1u << std::countr_zero(static_cast<unsigned>(r));
+        count = static_cast<int>(std::min(fits, aligned));
+      }
+      groups.push_back({k, r, count});
+    }
+  }
+  return groups;
 }
 
 Status Hierarchy::run(const Call& call) {
@@ -218,11 +235,28 @@ Status Hierarchy::finish(std::vector<Transfer>& list, Deadline deadline) {
   return {};
 }
 
-void Hierarchy::sum_local(const Call& call, int64_t offset, int64_t count) {
-  std::vector<const float*> in;
-  for (std::byte* base : call.local) in.push_back(reinterpret_cast<const float*>(base) + offset);
-  sum_in_order(call.view.as<float>() + offset, in, count);
-  shared_ += (call.local.size() - 1) * static_cast<size_t>(count) * sizeof(float);
+// What each rank of a group on this node has there.
+void Hierarchy::add_ranks(const Call& call, const Group& group, int64_t offset, int64_t count,
+                          std::vector<Branch>& in) {
+  for (int r = group.first; r < group.first + group.count; ++r) {
+    const auto* data = reinterpret_cast<const float*>(call.local[r - node_->first()]);
+    in.push_back({data + offset, 1});
+    if (r != rank_) shared_ += static_cast<size_t>(count) * sizeof(float);
+  }
+}
+
+void Hierarchy::sum(float* out, const std::vector<Branch>& in, int64_t count) const {
+  if (options_.order == SumOrder::tree) return sum_as_tree(out, in, count);
+  std::vector<const float*> parts;
+  for (const Branch& b : in) parts.push_back(b.p);
+  sum_in_order(out, parts, count);
+}
+
+// What this rank's group has there, into the own view.
+void Hierarchy::sum_group(const Call& call, int64_t offset, int64_t count) {
+  std::vector<Branch> in;
+  add_ranks(call, mine_, offset, count, in);
+  sum(call.view.as<float>() + offset, in, count);
 }
 
 Status Hierarchy::run_reduce_scatter(const Call& call) {
@@ -230,24 +264,26 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
   float* const mine = call.view.as<float>() + begin;
   const int64_t pieces = mesh_ ? pieces_of(count) : 0;
   const int64_t window = std::min(pieces, ahead);
+  const auto elsewhere = [&](const Group& g) { return g.node != my_node_; };
 
-  // Room for `window` pieces of each other node, used in turn.
-  const auto room = [&](int node, int64_t index) {
-    const int other = node < my_node_ ? node : node - 1;
-    return scratch_.data() + (other * window + index % window) * piece;
+  // Room for `window` pieces of each group elsewhere, used in turn.
+  const auto room = [&](int64_t group, int64_t index) {
+    return scratch_.data() + (group * window + index % window) * piece;
   };
   std::vector<std::vector<Transfer>> coming(pieces);
   const auto expect = [&](int64_t i) -> Status {
     const int64_t n = std::min(piece, count - i * piece);
-    for (int k = 0; k < nodes(); ++k) {
-      if (k == my_node_) continue;
-      auto r = receive(envoy(k, rank_), slot_of(call, i), room(k, i), n * sizeof(float), coming[i]);
+    int64_t place = 0;
+    for (const Group& g : groups_) {
+      if (!elsewhere(g)) continue;
+      auto r =
+          receive(g.envoy(rank_), slot_of(call, i), room(place++, i), n * sizeof(float), coming[i]);
       if (!r) return r;
     }
     return {};
   };
-  if (const size_t need = static_cast<size_t>((nodes() - 1) * window * piece);
-      scratch_.size() < need)
+  const int64_t others = std::count_if(groups_.begin(), groups_.end(), elsewhere);
+  if (const size_t need = static_cast<size_t>(others * window * piece); scratch_.size() < need)
     scratch_.resize(need);
   for (int64_t i = 0; i < window; ++i)
     if (auto r = expect(i); !r) return r;
@@ -261,7 +297,7 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
     int64_t most = 0;
     for (int o = 0; o < size_; ++o) {
       if (o >= first_[my_node_] && o < first_[my_node_ + 1]) continue;
-      if (envoy(my_node_, o) != rank_) continue;
+      if (mine_.envoy(o) != rank_) continue;
       served.push_back(o);
       most = std::max(most, pieces_of(call.owners.count(o)));
     }
@@ -270,19 +306,28 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
         const int64_t n = std::min(piece, call.owners.count(o) - i * piece);
         if (n <= 0) continue;
         const int64_t at = call.owners.offset(o) + i * piece;
-        sum_local(call, at, n);
+        sum_group(call, at, n);
         auto s = send(o, slot_of(call, i), call.view.as<float>() + at, n * sizeof(float), going);
         if (!s) return s;
       }
     }
   }
-  sum_local(call, begin, count);
+  sum_group(call, begin, count);
 
   for (int64_t i = 0; i < pieces; ++i) {
     if (auto done = finish(coming[i], call.deadline); !done) return done;
-    std::vector<const float*> in;
-    for (int k = 0; k < nodes(); ++k) in.push_back(k == my_node_ ? mine + i * piece : room(k, i));
-    sum_in_order(mine + i * piece, in, std::min(piece, count - i * piece));
+    const int64_t n = std::min(piece, count - i * piece);
+    std::vector<Branch> in;
+    int64_t place = 0;
+    for (const Group& g : groups_) {
+      if (g.first == mine_.first)
+        in.push_back({mine + i * piece, g.count});
+      else if (elsewhere(g))
+        in.push_back({room(place++, i), g.count});
+      else  // here, where nobody has added it up
+        add_ranks(call, g, begin + i * piece, n, in);
+    }
+    sum(mine + i * piece, in, n);
     if (i + window < pieces)
       if (auto r = expect(i + window); !r) return r;
   }
@@ -299,13 +344,14 @@ Status Hierarchy::run_all_gather(const Call& call) {
   std::vector<Transfer> coming, going;
   if (mesh_) {
     for (int o = 0; o < size_; ++o) {
-      if (is_here(o) || envoy(my_node_, o) != rank_ || size(o) == 0) continue;
+      if (is_here(o) || node_group(my_node_).envoy(o) != rank_ || size(o) == 0) continue;
       auto r = receive(o, slot_of(call, 0), own + at(o), size(o), coming);
       if (!r) return r;
     }
     for (int k = 0; k < nodes() && size(rank_) > 0; ++k) {
       if (k == my_node_) continue;
-      auto s = send(envoy(k, rank_), slot_of(call, 0), own + at(rank_), size(rank_), going);
+      auto s =
+          send(node_group(k).envoy(rank_), slot_of(call, 0), own + at(rank_), size(rank_), going);
       if (!s) return s;
     }
     if (auto done = finish(coming, call.deadline); !done) return done;
@@ -313,7 +359,7 @@ Status Hierarchy::run_all_gather(const Call& call) {
 
   if (auto met = node_->meet(call); !met) return met;
   for (int o = 0; o < size_; ++o) {
-    const int from = is_here(o) ? o : envoy(my_node_, o);
+    const int from = is_here(o) ? o : node_group(my_node_).envoy(o);
     if (from == rank_ || size(o) == 0) continue;
     std::memcpy(own + at(o), call.local[from - node_->first()] + at(o), size(o));
     shared_ += size(o);

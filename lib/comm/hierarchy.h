@@ -4,7 +4,9 @@
 //
 // reduce_scatter   for each owner elsewhere, one rank of every node (its envoy there) sums what the
 //                  ranks of the node have for it and sends the partial sum; the owner adds the
-//                  nodes' partial sums. Order: ranks within a node, then nodes.
+//                  nodes' partial sums. Order: ranks within a node, then nodes. In the order of a
+//                  tree, branches that lie within a node take the place of nodes, and are the nodes
+//                  where these have equally many ranks, a power of two.
 // all_gather       an owner sends its part to its envoy on every other node, where the others copy
 //                  it from.
 #pragma once
@@ -18,6 +20,7 @@
 #include "comm/mesh.h"
 #include "comm/node.h"
 #include "comm/queue.h"
+#include "comm/sum.h"
 
 namespace trainlaunch {
 
@@ -43,6 +46,15 @@ class Hierarchy final : public Comm, private Queue::Runner {
   Moved moved() const override;
 
  private:
+  // Ranks of one node whose numbers are added up before they leave it.
+  struct Group {
+    int node, first, count;
+    // The rank of it that deals with what is owned by a rank elsewhere; takes turns.
+    int envoy(int owner) const { return first + (owner < first ? owner : owner - count) % count; }
+  };
+  static std::vector<Group> plan_groups(const std::vector<int>& first, SumOrder order);
+  Group node_group(int node) const { return {node, first_[node], count_on(node)}; }
+
   Status run(const Call& call) override;
   void stop(Stop why) noexcept override;
   void failed(const Error& error) noexcept override;
@@ -56,14 +68,16 @@ class Hierarchy final : public Comm, private Queue::Runner {
   Status run_all_sum(const Call& call);
   Status run_broadcast(const Call& call);
   Status swap_between_leaders(const Call& call, uint64_t slot, std::byte* blocks, size_t per_rank);
-  void sum_local(const Call& call, int64_t offset, int64_t count);
+  void add_ranks(const Call& call, const Group& group, int64_t offset, int64_t count,
+                 std::vector<Branch>& in);
+  void sum(float* out, const std::vector<Branch>& in, int64_t count) const;
+  void sum_group(const Call& call, int64_t offset, int64_t count);
   Status send(int to, uint64_t slot, const void* p, size_t bytes, std::vector<Transfer>& list);
   Status receive(int from, uint64_t slot, void* p, size_t bytes, std::vector<Transfer>& list);
   Status finish(std::vector<Transfer>& list, Deadline deadline);
 
   int nodes() const { return static_cast<int>(first_.size()) - 1; }
   int count_on(int node) const { return first_[node + 1] - first_[node]; }
-  int envoy(int node, int owner) const;
 
   struct Memory {
     View own;
@@ -73,7 +87,9 @@ class Hierarchy final : public Comm, private Queue::Runner {
   const int rank_, size_;
   const CommOptions options_;
   const std::vector<int> first_;
+  const std::vector<Group> groups_;
   int my_node_ = 0;
+  Group mine_{};  // of groups_
   std::unique_ptr<Node> node_;
   std::vector<Memory> memories_;
   std::vector<float> scratch_;  // partial sums from other nodes

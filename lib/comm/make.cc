@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -117,6 +118,8 @@ Result<std::unique_ptr<Comm>> make_comm(Control& control, const std::vector<int>
                                         const CommOptions& options) {
   const World& w = control.world();
   if (w.size == 1) return make_single_comm();
+  if (options.order == SumOrder::tree && !std::has_single_bit(static_cast<unsigned>(w.size)))
+    return fail(std::to_string(w.size) + " ranks are no power of two: their sums make no tree");
   const Deadline deadline = Deadline::in(options.timeout);
 
   const std::vector<LocalAddress> own = own_addresses();

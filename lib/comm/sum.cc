@@ -57,4 +57,32 @@ void sum_in_order(float* out, std::span<const float* const> in, int64_t n) {
   }
 }
 
+void sum_as_tree(float* out, std::span<const Branch> in, int64_t n) {
+  // Sums that wait for their neighbour, each of fewer ranks than the one before it.
+  constexpr int64_t block = 512;
+  constexpr int levels = 32;
+  struct Waiting {
+    int ranks;
+    alignas(64) std::array<float, block> sum;
+  };
+  std::array<Waiting, levels> stack;
+  for (int64_t at = 0; at < n; at += block) {
+    const int64_t m = std::min(block, n - at);
+    int height = 0;
+    for (const Branch& b : in) {
+      Waiting& top = stack[height++];
+      top.ranks = b.ranks;
+      std::copy_n(b.p + at, m, top.sum.data());
+      for (; height > 1 && stack[height - 2].ranks == stack[height - 1].ranks; --height) {
+        float* left = stack[height - 2].sum.data();
+        const float* right = stack[height - 1].sum.data();
+#pragma omp simd
+        for (int64_t i = 0; i < m; ++i) left[i] += right[i];
+        stack[height - 2].ranks *= 2;
+      }
+    }
+    std::copy_n(stack[0].sum.data(), m, out + at);
+  }
+}
+
 }  // namespace trainlaunch

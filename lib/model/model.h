@@ -97,7 +97,7 @@ class Shard {
 
   // A step is: begin_step, then for each micro-batch begin_micro and a backward pass, then step.
   virtual void begin_step(Stream& stream) = 0;
-  virtual void begin_micro(bool last) = 0;
+  virtual void begin_micro(Stream& stream, bool last) = 0;
   // Gradients are accumulated into; ready() says that one contribution has been enqueued. After the
   // last one of the last micro-batch the parameter's reduction may start.
   virtual View grad(int param) = 0;

@@ -9,7 +9,8 @@
 // width, H the heads, V the vocabulary. All floating-point Views of one call have the same type
 // (f64 for the reference, f32 for cpu) unless said otherwise. Token ids and targets are i32.
 // "accumulated" outputs are added to; all others are overwritten. Sums run in one fixed order for a
-// given shape and thread count, so equal inputs give equal bits. Inputs and outputs do not overlap
+// given shape and thread count, so equal inputs give equal bits; SameBits says when the number of
+// threads does not matter either. Inputs and outputs do not overlap
 // except where it says so. Ids are below V, targets too: nobody checks them here.
 //
 // An implementation belongs to one thread and one Stream at a time, because of its scratch memory.
@@ -156,6 +157,9 @@ class Ops {
 
 std::unique_ptr<Ops> make_reference_ops();
 // `threads` 0: as many as the process may run on when it starts, or OMP_NUM_THREADS if that is set.
-std::unique_ptr<Ops> make_cpu_ops(int threads);
+// `any_threads`: equal inputs give equal bits on any number of threads, and products are slower.
+// (Whatever is said here holds for one binary, one oneDNN and one instruction set.)
+enum class SameBits : uint8_t { same_threads, any_threads };
+std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits = SameBits::same_threads);
 
 }  // namespace trainlaunch

@@ -14,7 +14,7 @@ class FrozenShard final : public Shard {
   View weight(int param) override { return view_of(weights_, specs_[param], layout_.of(param)); }
 
   void begin_step(Stream&) override {}
-  void begin_micro(bool) override {}
+  void begin_micro(Stream&, bool) override {}
   View grad(int) override { return View(); }
   void ready(Stream&, int) override {}
   void no_micro(Stream&) override {}

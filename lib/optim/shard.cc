@@ -1,6 +1,7 @@
 // The shard that trains. Gradients are summed over the ranks in buckets while the backward pass
 // runs; a step clips, updates and, where each rank updates only its own tiles, gathers the weights.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 
@@ -38,6 +39,10 @@ class TrainingShard final : public Shard {
     gradients_ = *gradients;
 
     plan_reductions();
+    plan_norm();
+    auto sums = comm_.alloc("gradient norms", DType::f64, layout_.tiles);
+    if (!sums) return forward(sums);
+    sums_ = *sums;
     Arena measured = Arena::measuring();
     take_state(measured);
     auto arena = Arena::make(device_, measured.used());
@@ -56,19 +61,26 @@ class TrainingShard final : public Shard {
   void begin_step(Stream& stream) override {
     ops_.fill(stream, gradients_, 0.0);
     issued_ = 0;
-    for (Reduction& r : buckets_) r.missing = r.plan.last - r.plan.first;
+    micro_ = 0;
+    begun_ = 0;
   }
 
-  void begin_micro(bool last) override {
+  void begin_micro(Stream& stream, bool last) override {
+    micro_ = begun_++;
     last_micro_ = last;
+    if (tree() && micro_ > 0) ops_.fill(stream, buffer(), 0.0);
+    for (Reduction& r : buckets_) r.missing = r.plan.last - r.plan.first;
     for (size_t p = 0; p < specs_.size(); ++p) contributions_left_[p] = specs_[p].contributions;
   }
 
-  View grad(int param) override { return view_of(gradients_, specs_[param], layout_.of(param)); }
+  View grad(int param) override { return view_of(buffer(), specs_[param], layout_.of(param)); }
 
   void ready(Stream& stream, int param) override {
-    if (--contributions_left_[param] > 0 || !last_micro_) return;
-    --buckets_[bucket_of_[param]].missing;
+    if (--contributions_left_[param] > 0) return;
+    Reduction& r = buckets_[bucket_of_[param]];
+    if (--r.missing > 0) return;
+    if (tree()) join_branches(stream, r);
+    if (!last_micro_) return;
     // In the layout's order whatever the order of readiness: every rank must issue alike.
     while (issued_ < buckets_.size() && buckets_[issued_].missing == 0) {
       reduce(stream, buckets_[issued_++]);
@@ -84,6 +96,11 @@ class TrainingShard final : public Shard {
     if (!status_) return tl::unexpected(status_.error());
     if (issued_ < buckets_.size()) {
       return fail("an optimizer step was asked for before every gradient was ready");
+    }
+    if (tree() && begun_ * comm_.size() != options_.micro_batches) {
+      return fail("this rank had " + std::to_string(begun_) + " of " +
+                  std::to_string(options_.micro_batches) + " micro-batches, on " +
+                  std::to_string(comm_.size()) + " ranks: that is not its branch of the tree");
     }
     auto norm = gradient_norm(stream, scalars.tokens);
     if (!norm) return forward(norm);
@@ -128,12 +145,27 @@ class TrainingShard final : public Shard {
   struct Reduction {
     Bucket plan;
     size_t first_run = 0, last_run = 0;  // of updated_
-    int64_t first_sum = 0;               // of sums_, of the first own tile
+    int64_t first_sum = 0;               // of the own part of sums_, of the first own tile
     int missing = 0;                     // parameters whose gradient is not complete
     Ticket summed = 0;
     std::optional<Ticket> copied;     // the sums, to all ranks
     std::optional<Ticket> gathering;  // the weights
   };
+
+  // Gradients of micro-batches wait in buffers for the one that they are added to, as on a stack:
+  // micro-batch i of this rank finds as many there as i has ones in binary, and, when it is done,
+  // is joined with as many as i has ones at its end.
+  bool tree() const { return options_.micro_batches > 0; }
+  int waiting() const { return tree() ? std::popcount(static_cast<uint64_t>(micro_)) : 0; }
+  View buffer() const { return buffers_[waiting()]; }
+  void join_branches(Stream& stream, const Reduction& r) {
+    const auto part = [&](View whole) { return whole.slice(r.plan.offset, r.plan.elements()); };
+    int top = waiting();
+    for (int n = std::countr_one(static_cast<uint64_t>(micro_)); n > 0; --n, --top) {
+      const std::array<View, 2> both{part(buffers_[top - 1]), part(buffers_[top])};
+      ops_.sum(stream, both[0], both);
+    }
+  }
 
   bool replicated() const { return options_.policy == ShardPolicy::none; }
   Deadline deadline() const { return Deadline::in(options_.timeout); }
@@ -176,13 +208,25 @@ class TrainingShard final : public Shard {
       buckets_.push_back(std::move(r));
     }
     state_elements_ = replicated() ? layout_.elements() : own;
-    host_sums_.resize(own / Layout::tile);
+  }
+
+  // Where the sums of squares of each rank's tiles are among those of all.
+  void plan_norm() {
+    sums_owners_.begin.assign(1, 0);
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      int64_t tiles = sums_owners_.begin.back();
+      for (const Reduction& r : buckets_) tiles += r.plan.owners.count(rank) / Layout::tile;
+      sums_owners_.begin.push_back(tiles);
+    }
+    host_sums_.resize(layout_.tiles);
   }
 
   void take_state(Arena& arena) {
     m_ = arena.take("optimizer state", DType::f32, {state_elements_});
     v_ = arena.take("optimizer state", DType::f32, {state_elements_});
-    sums_ = arena.take("gradient norms", DType::f64, {static_cast<int64_t>(host_sums_.size())});
+    buffers_.assign(1, gradients_);
+    for (int i = 1; i < gradient_buffers(options_.micro_batches, comm_.size()); ++i)
+      buffers_.push_back(arena.take("gradients", DType::f32, {layout_.elements()}));
     scalars_ = arena.take("step scalars", DType::f64, {update_scalars});
   }
 
@@ -194,7 +238,7 @@ class TrainingShard final : public Shard {
   }
 
   // Of the mean gradient, over all ranks and parameters. Each tile's sum of squares is taken on
-  // its owner, so the result is the same on every rank to the last bit.
+  // its owner, and all are added up in the tiles' order: the bits depend on no rank.
   Result<double> gradient_norm(Stream& stream, double tokens) {
     const Traced traced(options_.trace, "optimizer", "reduce");
     const int rank = comm_.rank();
@@ -206,16 +250,26 @@ class TrainingShard final : public Shard {
       const int64_t count = r.plan.owners.count(rank);
       if (count == 0) continue;
       ops_.sumsq(stream, gradients_.slice(r.plan.offset + r.plan.owners.offset(rank), count),
-                 Layout::tile, sums_.slice(r.first_sum, count / Layout::tile));
+                 Layout::tile,
+                 sums_.slice(sums_owners_.offset(rank) + r.first_sum, count / Layout::tile));
     }
+    const Ticket gathered = comm_.all_gather(sums_, sums_owners_, stream.record());
+    if (auto ok = comm_.wait(gathered, deadline()); !ok) return forward(ok);
+    device_.download(stream, View(host_sums_.data(), DType::f64, {sums_.size()}), sums_);
+    if (auto ok = stream.record().wait(deadline()); !ok) return forward(ok);
+    return std::sqrt(sum_of_squares()) / tokens;
+  }
+
+  double sum_of_squares() const {
+    std::vector<int64_t> next(sums_owners_.begin.begin(), sums_owners_.begin.end() - 1);
     double sum = 0;
-    if (!host_sums_.empty()) {
-      device_.download(stream, View(host_sums_.data(), DType::f64, {sums_.size()}), sums_);
-      if (auto ok = stream.record().wait(deadline()); !ok) return forward(ok);
-      for (double s : host_sums_) sum += s;
+    for (const Reduction& r : buckets_) {
+      for (size_t rank = 0; rank < next.size(); ++rank) {
+        const int64_t tiles = r.plan.owners.count(static_cast<int>(rank)) / Layout::tile;
+        for (int64_t i = 0; i < tiles; ++i) sum += host_sums_[next[rank]++];
+      }
     }
-    if (auto ok = comm_.all_sum({&sum, 1}, deadline()); !ok) return forward(ok);
-    return std::sqrt(sum) / tokens;
+    return sum;
   }
 
   void update(Stream& stream, const StepScalars& scalars, double norm) {
@@ -296,14 +350,17 @@ class TrainingShard final : public Shard {
   int64_t state_elements_ = 0;
 
   View weights_, gradients_;  // f32 [layout_.elements()], memory of comm_
+  View sums_;                 // f64 [layout_.tiles], memory of comm_: squares of gradients
+  Owners sums_owners_;        // of sums_, which has the tiles of each rank together
   Arena arena_;
   View m_, v_;                                            // f32 [state_elements_]
-  View sums_;                                             // f64 [own tiles]
+  std::vector<View> buffers_;                             // gradients_, and more as large
   View scalars_;                                          // f64 [update_scalars]
   std::vector<double> host_sums_;                         // a copy of sums_
   std::array<double, update_scalars> host_scalars_ = {};  // what scalars_ is copied from
 
   bool last_micro_ = false;
+  int64_t begun_ = 0, micro_ = 0;        // micro-batches of this step; the present one
   std::vector<int> contributions_left_;  // by parameter, in this micro-batch
   size_t issued_ = 0;                    // buckets whose reduction was issued in this step
   uint64_t updates_ = 0;
@@ -311,6 +368,11 @@ class TrainingShard final : public Shard {
 };
 
 }  // namespace
+
+int gradient_buffers(int64_t micro_batches, int ranks) {
+  return static_cast<int>(
+      std::bit_width(static_cast<uint64_t>(std::max<int64_t>(micro_batches / ranks, 1))));
+}
 
 Result<std::unique_ptr<Shard>> make_shard(const ShardParts& parts, const ShardOptions& options) {
   auto shard = std::make_unique<TrainingShard>(parts, options);

@@ -18,13 +18,19 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-  std::string path;  // a text file; required
+  std::string path;     // a text file; required
+  bool ledger = false;  // keep which samples each step used
 };
+
+// Between which runs equal bits are promised: of as many ranks and threads, or of any number of
+// either (then micro_batches says into how many parts a global batch is cut).
+enum class Deterministic : uint8_t { same_ranks, canonical };
 
 struct LoopConfig {
   int64_t steps = 1000;
   int64_t global_batch = 32;  // sequences per step, whatever the number of ranks
   int64_t micro_batch = 0;    // sequences per forward pass; 0: chosen
+  int64_t micro_batches = 0;  // of a global batch, when canonical: a power of two
   uint64_t seed = 1337;
   int64_t log_every = 10;    // steps
   int64_t eval_every = 250;  // steps; 0: never
@@ -68,7 +74,8 @@ struct RunConfig {
   std::string run_dir = "run";
   std::string resume = "auto";  // auto: the newest good checkpoint, if any; no; or a step
   std::string device = "auto";  // cpu, cuda; auto: cuda where it is built in and present
-  std::string trace;            // a file for a Chrome trace; empty: none
+  Deterministic deterministic = Deterministic::same_ranks;
+  std::string trace;  // a file for a Chrome trace; empty: none
   ModelConfig model;
   DataConfig data;
   LoopConfig train;

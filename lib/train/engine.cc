@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "data/data.h"
 
@@ -11,6 +12,10 @@ namespace trainlaunch {
 namespace {
 
 constexpr int64_t most_rows = 4096;  // of one forward pass, when the size is ours to choose
+
+bool is_canonical(const RunConfig& config) {
+  return config.deterministic == Deterministic::canonical;
+}
 
 Result<std::unique_ptr<Device>> make_device(const std::string& name) {
   if (name == "cuda")
@@ -97,7 +102,8 @@ Status make_machine(Engine& e, const RunConfig& config, int threads) {
   if (!stream) return forward(stream);
   e.stream = std::move(*stream);
   e.threads = threads;
-  e.ops = make_cpu_ops(threads);
+  e.ops =
+      make_cpu_ops(threads, is_canonical(config) ? SameBits::any_threads : SameBits::same_threads);
   return {};
 }
 
@@ -106,6 +112,7 @@ ShardOptions shard_options(const RunConfig& config, Trace* trace) {
   ShardOptions options;
   options.policy = config.parallel.shard;
   options.bucket_bytes = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
+  options.micro_batches = config.train.micro_batches;
   options.rule = {static_cast<float>(o.beta1), static_cast<float>(o.beta2),
                   static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
   options.timeout = Seconds(config.train.deadline);
@@ -123,8 +130,39 @@ Batch Engine::batch(int64_t sequences) const {
   return {rows(tokens), rows(targets)};
 }
 
+Status check_batches(const RunConfig& config, int ranks) {
+  const LoopConfig& t = config.train;
+  const int64_t n = t.micro_batches;
+  const std::string name = "train.micro-batches=" + std::to_string(n);
+  const auto wrong = [](const std::string& what) { return fail(what, exit_code::usage); };
+  if (!is_canonical(config)) {
+    if (n == 0) return {};
+    return wrong(name +
+                 " says nothing without deterministic=canonical; the size of a micro-batch "
+                 "is train.micro-batch");
+  }
+  if (n == 0)
+    return wrong(
+        "deterministic=canonical needs train.micro-batches: a power of two, as large as the "
+        "largest "
+        "number of ranks");
+  if (!std::has_single_bit(static_cast<uint64_t>(n)))
+    return wrong(name + " is no power of two, as deterministic=canonical needs it");
+  if (t.global_batch % n != 0)
+    return wrong(name + " does not divide train.global-batch=" + std::to_string(t.global_batch));
+  if (t.micro_batch > 0 && t.micro_batch != t.global_batch / n)
+    return wrong("train.micro-batch=" + std::to_string(t.micro_batch) + ", but " + name + " of " +
+                 std::to_string(t.global_batch) + " sequences have " +
+                 std::to_string(t.global_batch / n) + " each; leave one of the two out");
+  if (ranks > n || !std::has_single_bit(static_cast<unsigned>(ranks)))
+    return wrong("deterministic=canonical with " + name + " runs on 1, 2, 4, ... up to " +
+                 std::to_string(n) + " ranks, not on " + std::to_string(ranks));
+  return {};
+}
+
 int64_t micro_batch(const RunConfig& config, int ranks) {
   const LoopConfig& t = config.train;
+  if (is_canonical(config)) return t.global_batch / t.micro_batches;
   if (t.micro_batch > 0) return std::min(t.micro_batch, t.global_batch);
   const int64_t share = (t.global_batch + ranks - 1) / ranks;
   return std::clamp<int64_t>(most_rows / config.model.context, 1, share);
@@ -144,6 +182,7 @@ Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& cont
   CommOptions options;
   options.timeout = timeout;
   options.trace = e.trace.get();
+  if (is_canonical(config)) options.order = SumOrder::tree;
   auto comm = make_comm(control, control.local_sockets(), options);
   if (!comm) return forward(comm);
   e.comm = std::move(*comm);

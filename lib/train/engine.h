@@ -37,8 +37,12 @@ struct Engine {
   Batch batch(int64_t sequences) const;
 };
 
+// Whether the options go together and with this number of ranks; an error is one of usage.
+Status check_batches(const RunConfig& config, int ranks);
+
 // Sequences per forward pass: what was asked for, or else a rank's even share of the global batch,
-// but no more than keeps the activations of a pass within a few thousand rows.
+// but no more than keeps the activations of a pass within a few thousand rows. Canonical: the same
+// for any number of ranks.
 int64_t micro_batch(const RunConfig& config, int ranks);
 
 // A rank that trains. Collective.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/base.h"
+#include "train/step_lines.h"
 
 namespace trainlaunch {
 
@@ -17,18 +18,14 @@ struct StepRecord {
 
 class Metrics {
  public:
-  // Lines of steps after `step` belong to a past that is being repeated, and go; those of a run
-  // that begins anew (step 0) all go.
+  // What is there of steps after `step` goes (StepLines::open).
   static Result<Metrics> open(const std::string& run, uint64_t step);
 
   Status add(const StepRecord& record);
   Status add_validation(uint64_t step, double loss);
 
  private:
-  Status append(std::string line);
-
-  Fd fd_;
-  std::string path_;
+  StepLines lines_;
 };
 
 struct Curves {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <vector>
 
 namespace trainlaunch {
 
@@ -16,6 +17,8 @@ std::string text(double x) {
 // What a continuation must have in common with what it continues.
 constexpr std::array fixed_options{"model.layers",  "model.heads", "model.width",
                                    "model.context", "train.seed",  "train.global-batch"};
+// And besides, if the same bits were promised whatever happens to the run.
+constexpr std::array canonical_options{"deterministic", "train.micro-batches"};
 
 template <class T>
 bool read(const State& saved, const char* key, T& value) {
@@ -30,7 +33,9 @@ bool read(const State& saved, const char* key, T& value) {
 
 std::map<std::string, std::string> settings_of(const RunConfig& c) {
   const bool own_tiles = c.parallel.shard == ShardPolicy::optimizer;
-  return {{"model.layers", std::to_string(c.model.layers)},
+  const bool canonical = c.deterministic == Deterministic::canonical;
+  return {{"deterministic", canonical ? "canonical" : "same-ranks"},
+          {"model.layers", std::to_string(c.model.layers)},
           {"model.heads", std::to_string(c.model.heads)},
           {"model.width", std::to_string(c.model.width)},
           {"model.context", std::to_string(c.model.context)},
@@ -38,6 +43,7 @@ std::map<std::string, std::string> settings_of(const RunConfig& c) {
           {"train.steps", std::to_string(c.train.steps)},
           {"train.global-batch", std::to_string(c.train.global_batch)},
           {"train.micro-batch", std::to_string(c.train.micro_batch)},
+          {"train.micro-batches", std::to_string(c.train.micro_batches)},
           {"train.seed", std::to_string(c.train.seed)},
           {"optim.lr", text(c.optim.lr)},
           {"optim.min-lr", text(c.optim.min_lr)},
@@ -54,7 +60,11 @@ Status check_unchanged(const State& saved, const RunConfig& config, const std::s
                        const std::string& checkpoint) {
   const std::string advice = ": set it back, or begin another run with a run-dir of its own";
   const auto now = settings_of(config);
-  for (const char* key : fixed_options) {
+  std::vector<const char*> fixed(fixed_options.begin(), fixed_options.end());
+  if (const auto was = saved.config.find(canonical_options[0]);
+      was != saved.config.end() && was->second == "canonical")
+    fixed.insert(fixed.end(), canonical_options.begin(), canonical_options.end());
+  for (const char* key : fixed) {
     auto then = saved.config.find(key);
     if (then == saved.config.end())
       return fail(checkpoint + " does not say its " + key, exit_code::usage);

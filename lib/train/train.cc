@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <span>
 
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "train/collective.h"
 #include "train/engine.h"
+#include "train/ledger.h"
 #include "train/metrics.h"
 #include "train/saving.h"
 #include "train/settings.h"
@@ -27,6 +30,14 @@ struct Sums {
   double stop = 0, end = 0;  // ranks that were asked to stop, or whose checkpoints end the run
   double mean() const { return loss / tokens; }
 };
+
+// Neighbours first, then neighbouring pairs, and so on: the bits depend on the terms alone, not on
+// which ranks had them.
+double sum_as_tree(std::span<const double> x) {
+  if (x.size() < 2) return x.empty() ? 0 : x[0];
+  const size_t half = std::bit_floor(x.size() - 1);
+  return sum_as_tree(x.first(half)) + sum_as_tree(x.subspan(half));
+}
 
 // One skipped step is a bad batch; so many in a row are a run that has diverged.
 constexpr int skipped_limit = 10;
@@ -70,6 +81,7 @@ class Run {
 
   // True: there is nothing left to do.
   Result<bool> prepare() {
+    if (auto s = check_batches(config_, world_.size); !s) return forward(s);
     if (auto s = check_trace(); !s) return forward(s);
     if (auto s = open_text(); !s) return forward(s);
     if (auto s = saving_.open(); !s) return forward(s);
@@ -174,6 +186,13 @@ class Run {
       else
         opened = forward(metrics);
     }
+    if (opened && config_.data.ledger) {
+      auto ledger = SampleLedger::open(config_.run_dir, world_.rank, world_.size, step_);
+      if (ledger)
+        ledger_ = std::move(*ledger);
+      else
+        opened = forward(ledger);
+    }
     if (auto s = all_well(control_, "metrics", opened); !s) return forward(s);
     return false;
   }
@@ -204,9 +223,14 @@ class Run {
         grouped(text_->training_samples()) + " samples to train on, " +
         grouped(text_->validation_samples()) + " to validate with");
     say("batch       " + plural(static_cast<uint64_t>(config_.train.global_batch), "sequence") +
-        " a step, in micro-batches of " + std::to_string(micro));
-    say("memory      of a rank: weights " + mebibytes(flat) + ", gradients " + mebibytes(flat) +
-        ", optimizer " + mebibytes(state) + "; " + arena + " (" + engine_.arena.describe() + ")");
+        " a step, in micro-batches of " + std::to_string(micro) +
+        (config_.deterministic == Deterministic::canonical ? ", summed as on any number of ranks"
+                                                           : ""));
+    const auto buffers =
+        static_cast<uint64_t>(gradient_buffers(config_.train.micro_batches, engine_.comm->size()));
+    say("memory      of a rank: weights " + mebibytes(flat) + ", gradients " +
+        mebibytes(buffers * flat) + ", optimizer " + mebibytes(state) + "; " + arena + " (" +
+        engine_.arena.describe() + ")");
     say("checkpoint  " +
         (config_.checkpoint.every > 0
              ? "every " + plural(static_cast<uint64_t>(config_.checkpoint.every), "step")
@@ -275,6 +299,7 @@ class Run {
     control_.progress(step_, "train");
     auto sums = gradients();
     if (!sums) return in_step(std::move(sums.error()));
+    control_.progress(step_, "update");
     const StepScalars scalars{schedule_.at(step_), config_.optim.clip, sums->tokens};
     auto stats = engine_.shard->step(*engine_.stream, scalars);
     if (!stats) return in_step(std::move(stats.error()));
@@ -295,32 +320,55 @@ class Run {
   Result<Sums> gradients() {
     Engine& e = engine_;
     Ctx ctx = e.context();
-    e.ops->fill(*e.stream, e.totals, 0.0);
     e.shard->begin_step(*e.stream);
+    clear_sums(config_.train.global_batch);
     const auto mine = deal(position_.samples, config_.train.global_batch, e.tokens.rows(),
                            world_.rank, world_.size);
     for (size_t i = 0; i < mine.size(); ++i) {
       auto batch = load(mine[i], /*training=*/true);
       if (!batch) return forward(batch);
-      e.shard->begin_micro(i + 1 == mine.size());
+      if (auto s = ledger_.add(step_ + 1, mine[i].first, samples_); !s) return forward(s);
+      e.ops->fill(*e.stream, e.totals, 0.0);
+      e.shard->begin_micro(*e.stream, i + 1 == mine.size());
       {
         const Traced traced(e.trace.get(), "step", "forward");
         e.model->forward(ctx, *batch, *e.shard);
       }
       const Traced traced(e.trace.get(), "step", "backward");
       e.model->backward(ctx, *batch, *e.shard);
+      keep_sums(mine[i].first - position_.samples);
     }
     if (mine.empty()) e.shard->no_micro(*e.stream);
+    control_.progress(step_, "reduce");
     return sum_up(stop_.asked(), saving_.must_end());
   }
 
-  // Loss and count of all ranks since they were last cleared.
+  // Sums over the batches to come, which have `samples` samples in all, on all ranks.
+  void clear_sums(int64_t samples) {
+    const int64_t micro = engine_.tokens.rows();
+    batches_ = static_cast<size_t>((samples + micro - 1) / micro);
+    sums_.assign(2 * batches_ + 2, 0.0);
+  }
+  // Loss and count of the batch of which this is the first sample.
+  void keep_sums(uint64_t sample) {
+    const size_t i = sample / static_cast<uint64_t>(engine_.tokens.rows());
+    const auto keep = [&](double& x, int64_t which) {
+      engine_.device->download(*engine_.stream, View(&x, DType::f64, {1}),
+                               engine_.totals.slice(which, 1));
+    };
+    keep(sums_[i], 0);
+    keep(sums_[batches_ + i], 1);
+  }
+
+  // Each batch is one rank's, so that adding up over the ranks changes no bit of it.
   Result<Sums> sum_up(bool stop, bool end) {
-    std::array<double, 4> values{0, 0, stop ? 1.0 : 0.0, end ? 1.0 : 0.0};
-    engine_.device->download(*engine_.stream, View(values.data(), DType::f64, {2}), engine_.totals);
     if (auto s = engine_.stream->record().wait(deadline()); !s) return forward(s);
-    if (auto s = engine_.comm->all_sum(values, deadline()); !s) return forward(s);
-    return Sums{values[0], values[1], values[2], values[3]};
+    sums_[2 * batches_] = stop ? 1.0 : 0.0;
+    sums_[2 * batches_ + 1] = end ? 1.0 : 0.0;
+    if (auto s = engine_.comm->all_sum(sums_, deadline()); !s) return forward(s);
+    const std::span<const double> all(sums_);
+    return Sums{sum_as_tree(all.first(batches_)), sum_as_tree(all.subspan(batches_, batches_)),
+                sums_[2 * batches_], sums_[2 * batches_ + 1]};
   }
 
   // Samples into the memory for batches. Validation samples lie evenly over their part of the text.
@@ -330,17 +378,15 @@ class Run {
     const int64_t context = config_.model.context;
     host_tokens_.assign(static_cast<size_t>(micro.count * context), 0);
     host_targets_.assign(host_tokens_.size(), -1);
+    samples_.clear();
     for (int64_t i = 0; i < micro.count; ++i) {
       const uint64_t g = micro.first + static_cast<uint64_t>(i);
       int32_t *tokens = host_tokens_.data() + i * context,
               *targets = host_targets_.data() + i * context;
-      Status read;
-      if (training)
-        read = text_->training(order(config_.train.seed, g, text_->training_samples()), tokens,
-                               targets);
-      else
-        read = text_->validation(g * text_->validation_samples() / evaluated_samples(), tokens,
-                                 targets);
+      samples_.push_back(training ? order(config_.train.seed, g, text_->training_samples())
+                                  : g * text_->validation_samples() / evaluated_samples());
+      auto read = training ? text_->training(samples_.back(), tokens, targets)
+                           : text_->validation(samples_.back(), tokens, targets);
       if (!read) return forward(read);
     }
     return upload(micro.count);
@@ -378,8 +424,8 @@ class Run {
   Result<double> validation_loss() {
     Engine& e = engine_;
     Ctx ctx = e.context();
-    e.ops->fill(*e.stream, e.totals, 0.0);
     const int64_t samples = static_cast<int64_t>(evaluated_samples()), micro = e.tokens.rows();
+    clear_sums(samples);
     const auto mine = deal(0, samples, micro, world_.rank, world_.size);
     // Every rank runs as many passes as the one with the most: a pass may be a collective.
     const int64_t passes = (samples + micro * world_.size - 1) / (micro * world_.size);
@@ -387,7 +433,9 @@ class Run {
       const bool idle = i >= static_cast<int64_t>(mine.size());
       auto batch = idle ? blank() : load(mine[static_cast<size_t>(i)], /*training=*/false);
       if (!batch) return forward(batch);
+      e.ops->fill(*e.stream, e.totals, 0.0);
       e.model->evaluate(ctx, *batch, *e.shard);
+      if (!idle) keep_sums(mine[static_cast<size_t>(i)].first);
     }
     auto sums = sum_up(false, false);
     if (!sums) return forward(sums);
@@ -462,14 +510,18 @@ class Run {
   Engine engine_;
   Saving saving_;    // after the engine, whose memory it copies
   Metrics metrics_;  // rank 0
+  SampleLedger ledger_;
 
   std::optional<uint64_t> chosen_;  // the step of resume=STEP
   uint64_t step_ = 0;               // done
   Position position_;
-  int skipped_ = 0;  // steps in a row whose gradient was not finite
+  int skipped_ = 0;                // steps in a row whose gradient was not finite
+  std::vector<uint64_t> samples_;  // of the last batch that was loaded, by index
   std::vector<int32_t> host_tokens_, host_targets_;
   Event uploaded_;
-  Seconds busy_{0};  // of the steps since the last line
+  size_t batches_ = 0;        // that sums_ is about
+  std::vector<double> sums_;  // the loss of each, the tokens of each, then Sums' stop and end
+  Seconds busy_{0};           // of the steps since the last line
   int steps_timed_ = 0;
 };
 

@@ -71,6 +71,12 @@ float documented_sum(const std::vector<std::vector<int>>& nodes, uint64_t set, i
   return total;
 }
 
+// The same of a tree: the sum over ranks [first, first + count).
+float tree_sum(int first, int count, uint64_t set, int64_t i) {
+  if (count == 1) return number(set, first, i);
+  return tree_sum(first, count / 2, set, i) + tree_sum(first + count / 2, count / 2, set, i);
+}
+
 std::vector<std::vector<int>> groups(const World& w, bool shared) {
   std::vector<std::vector<int>> g;
   for (int r = 0; r < w.size; ++r) {
@@ -133,6 +139,28 @@ TEST_CASE("sums are taken in order") {
       }
       float* out = data[inputs / 2].data();  // in place of one of them
       sum_in_order(out, in, n);
+      CHECK(std::equal(want.begin(), want.end(), out));
+    }
+  }
+}
+
+TEST_CASE("branches make a tree") {
+  // Ways to cut the tree over eight ranks into branches, by their ranks.
+  for (const std::vector<int>& cut : std::vector<std::vector<int>>{
+           {8}, {4, 4}, {1, 1, 2, 4}, {4, 2, 1, 1}, {2, 1, 1, 1, 1, 2}, {1, 1, 1, 1, 1, 1, 1, 1}}) {
+    for (const int64_t n : {0, 1, 511, 2000}) {
+      std::vector<std::vector<float>> data;
+      std::vector<Branch> in;
+      for (int first = 0; const int ranks : cut) {
+        data.emplace_back();
+        for (int64_t i = 0; i < n; ++i) data.back().push_back(tree_sum(first, ranks, 1, i));
+        in.push_back({data.back().data(), ranks});
+        first += ranks;
+      }
+      std::vector<float> want;
+      for (int64_t i = 0; i < n; ++i) want.push_back(tree_sum(0, 8, 1, i));
+      float* out = data.back().data();  // in place of one of them
+      sum_as_tree(out, in, n);
       CHECK(std::equal(want.begin(), want.end(), out));
     }
   }
@@ -222,6 +250,49 @@ TEST_CASE("reduce_scatter and all_gather give the documented bits") {
       return std::string();
     }));
   }
+}
+
+TEST_CASE("sums in the order of a tree, wherever the ranks are") {
+  for (const Case& c : std::vector<Case>{{{4}, true, "shared"},
+                                         {{1, 1}, true, "network"},
+                                         {{2, 2}, true, "network"},
+                                         {{3, 1}, true, "network"},
+                                         {{1, 3}, true, "network"},
+                                         {{1, 2, 1}, true, "network"},
+                                         {{4}, false, "network"}}) {
+    CAPTURE(label(c));
+    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      CommOptions tree = options();
+      tree.order = SumOrder::tree;
+      auto made = make_comm(control, sockets, tree);
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      for (const int64_t n : {1000, 600'000}) {  // one message, and several
+        auto v = comm.alloc("buffer", DType::f32, n);
+        EXPECT_OK(v);
+        float* x = v->template as<float>();
+        for (int64_t i = 0; i < n; ++i) x[i] = number(7, w.rank, i);
+        const Owners owners = cut(static_cast<uint64_t>(n), n, w.size);
+        const uint64_t sent = comm.moved().sent;
+        EXPECT_OK(comm.wait(comm.reduce_scatter(*v, owners, DType::f32, Event()), soon()));
+        for (int64_t i = owners.offset(w.rank); i < owners.begin[w.rank + 1]; ++i)
+          EXPECT(x[i] == tree_sum(0, w.size, 7, i));
+        // One whole branch on each node: as much travels as without a tree.
+        double bytes = static_cast<double>(comm.moved().sent - sent);
+        EXPECT_OK(comm.all_sum({&bytes, 1}, soon()));
+        if (c.per_node == std::vector<int>{2, 2}) EXPECT(bytes == static_cast<double>(n) * 4);
+      }
+      return std::string();
+    }));
+  }
+  const auto refused = run_ranks({{3}}, [&](Control& control, const auto& sockets) {
+    CommOptions tree = options();
+    tree.order = SumOrder::tree;
+    auto made = make_comm(control, sockets, tree);
+    return made ? std::string() : made.error().what;
+  });
+  CHECK(has(refused[0], "no power of two"));
 }
 
 TEST_CASE("a slice of a buffer is a buffer; all_gather takes any type") {

@@ -53,7 +53,7 @@ class TestShard final : public Shard {
     if (++contributions[param] == specs_[param].contributions) completed.push_back(param);
   }
   void begin_step(Stream&) override {}
-  void begin_micro(bool) override {
+  void begin_micro(Stream&, bool) override {
     contributions.assign(specs_.size(), 0);
     completed.clear();
   }
@@ -131,7 +131,7 @@ struct Runner {
   }
   void train(const Batch& batch) {
     Ctx c = ctx();
-    shard->begin_micro(true);
+    shard->begin_micro(*stream, true);
     model->forward(c, batch, *shard);
     model->backward(c, batch, *shard);
   }

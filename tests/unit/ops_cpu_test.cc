@@ -27,8 +27,9 @@ struct Cpu {
   std::unique_ptr<Stream> stream = host_stream();
   std::vector<std::byte> memory;
 
-  Cpu(int threads, const Kernels& kernels, const OpsLimits& limits)
-      : ops(make_cpu_ops(threads, kernels)), memory(ops->scratch_bytes(limits) + 64) {
+  Cpu(int threads, const Kernels& kernels, const OpsLimits& limits,
+      SameBits bits = SameBits::same_threads)
+      : ops(make_cpu_ops(threads, kernels, bits)), memory(ops->scratch_bytes(limits) + 64) {
     void* p = memory.data();
     size_t space = memory.size();
     std::align(64, space - 64, p, space);
@@ -50,6 +51,9 @@ void for_each_cpu(const OpsLimits& limits, const std::function<void(Cpu&)>& f) {
       Cpu cpu(threads, k, limits);
       f(cpu);
     }
+    INFO(k.name, " kernels, any number of threads");
+    Cpu cpu(2, k, limits, SameBits::any_threads);
+    f(cpu);
   }
 }
 
@@ -414,34 +418,101 @@ TEST_CASE("cpu: sums, squares, copies, fills") {
   });
 }
 
+namespace {
+
+// What every operation gives for one set of inputs, with so many threads.
+struct Results {
+  std::vector<std::vector<float>> products, others;
+  double loss = 0;
+  bool operator==(const Results&) const = default;
+};
+
+Results all_operations(int threads, SameBits bits) {
+  constexpr int64_t B = 3, T = 150, H = 2, C = 80, V = 300;
+  Cpu cpu(threads, kernels().front(), small, bits);
+  Ops& ops = *cpu.ops;
+  Stream& s = *cpu.stream;
+  Results r;
+  const F32 qkv = random<float>({B * T, 3 * C}, 1), dout = random<float>({B * T, C}, 2),
+            gain = random<float>({C}, 3), weight = random<float>({V, C}, 4),
+            wide = random<float>({B * T, 4 * C}, 6);
+  const auto tokens = random_ids({B, T}, 7, V), targets = random_ids({B * T}, 5, V);
+  const auto other = [&](const F32& x) { r.others.push_back(x.data); };
+
+  F32 out({B * T, C}), lse({B, H, T}), dqkv({B * T, 3 * C});
+  ops.attention(s, {B, T, H, qkv, out, lse});
+  ops.attention_back(s, {B, T, H, qkv, out, lse, dout, dqkv});
+  F32 y({B * T, C}), mean({B * T}), rstd({B * T}), dx({B * T, C}), dgain({C}), dbias({C});
+  ops.norm(s, {dout, gain, gain, y, mean, rstd});
+  ops.norm_back(s, {dout, out, gain, mean, rstd, dx, dgain, dbias});
+  for (const F32* x : {&out, &lse, &dqkv, &y, &mean, &rstd, &dx, &dgain, &dbias}) other(*x);
+  F32 embedded({B * T, C}), dtable({V, C}), dpositions({T, C});
+  ops.embed(s, {tokens, weight, dout, embedded});
+  ops.embed_back(s, {tokens, dout, dtable, dpositions});
+  for (const F32* x : {&embedded, &dtable, &dpositions}) other(*x);
+  F32 dwide({B * T, 4 * C}), wide_bias({4 * C}), sum({B * T, C}), filled({B * T, C});
+  ops.gelu_back(s, wide, wide, dwide);
+  ops.bias_back(s, wide, wide_bias);
+  ops.add(s, out, dout, sum);
+  const View parts[] = {sum, y, dx};
+  ops.sum(s, sum, parts);
+  ops.fill(s, filled, 0.3);
+  for (const F32* x : {&dwide, &wide_bias, &sum, &filled}) other(*x);
+  constexpr int64_t tile = 40;
+  F64 squares({B * T * C / tile}), scalars({update_scalars}, {0.05, 0.25, 0.1, 0.05});
+  ops.sumsq(s, out, tile, squares);
+  for (double x : squares.data) r.loss += x;
+  F32 w = wide.clone(), m({B * T, 4 * C}), v({B * T, 4 * C});
+  ops.update(s, {.weight_decay = 0.1f}, {w, dwide, m, v}, scalars);
+  for (const F32* x : {&w, &m, &v}) other(*x);
+
+  F32 dhead({B * T, C}), dweight({V, C});
+  F64 loss({1}), count({1});
+  ops.head_loss(s, {dout, weight, targets, loss, count, dhead, dweight});
+  r.loss += loss[0];
+  r.products = {dhead.data, dweight.data};
+  // [rows, k] [k, n], whichever way each lies in memory; 450 rows are cut into several parts.
+  const F32 k80 = random<float>({C, 450}, 8), n31 = random<float>({C, 31}, 9);
+  for (const bool ta : {false, true}) {
+    for (const bool tb : {false, true}) {
+      F32 c({450, 31}), more = random<float>({450, 31}, 10), act({450, 31});
+      const View a = ta ? k80.view : k80.view.reshape({450, C});
+      const View b = tb ? n31.view.reshape({31, C}) : n31.view;
+      ops.gemm(s, {.a = a, .b = b, .c = c, .transposed_a = ta, .transposed_b = tb});
+      ops.gemm(
+          s,
+          {.a = a, .b = b, .c = more, .transposed_a = ta, .transposed_b = tb, .accumulate = true});
+      ops.gemm(s, {.a = a,
+                   .b = b,
+                   .c = act,
+                   .transposed_a = ta,
+                   .transposed_b = tb,
+                   .bias = gain.view.slice(0, 31),
+                   .act = Activation::gelu});
+      for (const F32* x : {&c, &more, &act}) r.products.push_back(x->data);
+    }
+  }
+  // A small weight's gradient: oneDNN shares the sum over many rows among its threads.
+  const F32 x = random<float>({4096, 32}, 11), dy = random<float>({4096, 32}, 12);
+  F32 dw({32, 32});
+  ops.gemm(s, {.a = x, .b = dy, .c = dw, .transposed_a = true, .accumulate = true});
+  r.products.push_back(dw.data);
+  return r;
+}
+
+}  // namespace
+
 // Everything but the products of oneDNN is also the same for any number of threads.
 TEST_CASE("cpu: equal inputs give equal bits") {
-  constexpr int64_t B = 3, T = 150, H = 2, C = 80;
-  const F32 qkv = random<float>({B * T, 3 * C}, 1), dout = random<float>({B * T, C}, 2),
-            gain = random<float>({C}, 3), weight = random<float>({300, C}, 4);
-  const auto targets = random_ids({B * T}, 5, 300);
-  struct Results {
-    std::vector<std::vector<float>> threads_do_not_matter;
-    std::vector<float> product;
-    double loss;
-    bool operator==(const Results&) const = default;
-  };
-  const auto compute = [&](int threads) {
-    Cpu cpu(threads, kernels().front(), small);
-    F32 out({B * T, C}), lse({B, H, T}), dqkv({B * T, 3 * C});
-    cpu.ops->attention(*cpu.stream, {B, T, H, qkv, out, lse});
-    cpu.ops->attention_back(*cpu.stream, {B, T, H, qkv, out, lse, dout, dqkv});
-    F32 y({B * T, C}), mean({B * T}), rstd({B * T}), dx({B * T, C}), dgain({C}), dbias({C});
-    cpu.ops->norm(*cpu.stream, {dout, gain, gain, y, mean, rstd});
-    cpu.ops->norm_back(*cpu.stream, {dout, out, gain, mean, rstd, dx, dgain, dbias});
-    F32 dhead({B * T, C}), dweight({300, C});
-    F64 loss({1}), count({1});
-    cpu.ops->head_loss(*cpu.stream, {dout, weight, targets, loss, count, dhead, dweight});
-    return Results{
-        {out.data, dqkv.data, y.data, dx.data, dgain.data, dbias.data}, dweight.data, loss[0]};
-  };
-  const Results one = compute(1), three = compute(3);
-  CHECK(compute(1) == one);
-  CHECK(compute(3) == three);
-  CHECK(one.threads_do_not_matter == three.threads_do_not_matter);
+  const Results one = all_operations(1, SameBits::same_threads),
+                three = all_operations(3, SameBits::same_threads);
+  CHECK((all_operations(1, SameBits::same_threads) == one));
+  CHECK((all_operations(3, SameBits::same_threads) == three));
+  CHECK((one.others == three.others));
+}
+
+TEST_CASE("cpu: equal inputs give equal bits on any number of threads, when told so") {
+  const Results one = all_operations(1, SameBits::any_threads);
+  for (const int threads : {2, 3, 5})
+    CHECK((all_operations(threads, SameBits::any_threads) == one));
 }

@@ -1,6 +1,7 @@
 // Runs a function as several ranks, each in a process of its own, on nodes that are pretended.
 #pragma once
 
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -166,19 +167,33 @@ inline std::vector<std::string> run_ranks(const Layout& layout, const Body& body
     for (int s : list)
       if (s >= 0) close(s);
 
-  std::vector<std::string> results;
-  for (auto [pid, out] : children) {
-    std::string text;
-    std::array<char, 4096> buffer;
-    for (ssize_t n; (n = read(out, buffer.data(), buffer.size())) > 0;)
-      text.append(buffer.data(), static_cast<size_t>(n));
-    close(out);
-    int status = 0;
-    waitpid(pid, &status, 0);
-    if (WIFSIGNALED(status)) text = "signal " + std::to_string(WTERMSIG(status));
-    if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
-      text += "exit " + std::to_string(WEXITSTATUS(status));
-    results.push_back(std::move(text));
+  // All at once: who waits for a rank that was killed must come to know.
+  std::vector<std::string> results(children.size());
+  for (size_t left = children.size(); left > 0;) {
+    std::vector<pollfd> fds;
+    for (const auto& [pid, out] : children) fds.push_back({out, POLLIN, 0});
+    poll(fds.data(), fds.size(), -1);
+    for (size_t r = 0; r < children.size(); ++r) {
+      auto& [pid, out] = children[r];
+      if (out < 0 || fds[r].revents == 0) continue;
+      std::array<char, 4096> buffer;
+      const ssize_t n = read(out, buffer.data(), buffer.size());
+      if (n > 0) {
+        results[r].append(buffer.data(), static_cast<size_t>(n));
+        continue;
+      }
+      close(out);
+      out = -1;
+      --left;
+      int status = 0;
+      waitpid(pid, &status, 0);
+      if (WIFSIGNALED(status)) {
+        results[r] = "signal " + std::to_string(WTERMSIG(status));
+        board.broken = true;
+      }
+      if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
+        results[r] += "exit " + std::to_string(WEXITSTATUS(status));
+    }
   }
   munmap(shared, sizeof(Board));
   return results;

@@ -8,12 +8,10 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "ckpt/ckpt.h"
-#include "ranks.h"
-#include "temporary.h"
 #include "train/metrics.h"
+#include "train_runs.h"
 
 using namespace trainlaunch;
 using nlohmann::json;
@@ -25,96 +23,6 @@ std::string pattern(size_t bytes) {
   std::string text;
   while (text.size() < bytes) text += "abcdefghijklmnopqrstuvw\n";
   return text.substr(0, bytes);
-}
-
-// A text that nothing can learn completely: words in an order that a generator chose.
-std::string words(size_t bytes) {
-  static const char* const list[] = {"alpha ", "beta ", "gamma ", "delta\n", "of ", "and "};
-  std::string text;
-  for (uint64_t i = 0; text.size() < bytes; ++i)
-    text += list[philox(99, RandomStream::order, i, 0)[0] % 6];
-  return text.substr(0, bytes);
-}
-
-class Worker final : public WorkerControl {
- public:
-  Worker(Control& control, const std::vector<int>& sockets)
-      : control_(control), sockets_(sockets) {}
-  const World& world() const override { return control_.world(); }
-  Status put(std::string_view key, std::string_view value) override {
-    return control_.put(key, value);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    return control_.get(key, deadline);
-  }
-  Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
-                                          Deadline deadline) override {
-    return control_.gather(name, mine, deadline);
-  }
-  const std::vector<int>& local_sockets() const override { return sockets_; }
-  void progress(uint64_t, std::string_view) noexcept override {}
-  bool failed(std::string_view) noexcept override { return false; }
-
- private:
-  Control& control_;
-  std::vector<int> sockets_;
-};
-
-using Act = std::function<Status(WorkerControl&)>;
-
-// What each rank came to: "" or "<exit code> <error>". Processes, so that each has its own threads.
-std::vector<std::string> as_ranks(const std::vector<int>& per_node, const Act& act,
-                                  const std::string& output = "/dev/null") {
-  std::fflush(stdout);
-  return trainlaunch::testing::run_ranks(
-      {per_node}, [&](Control& control, const std::vector<int>& sockets) -> std::string {
-        (void)!freopen(output.c_str(), control.world().rank == 0 ? "w" : "a", stdout);
-        Worker worker(control, sockets);
-        auto s = act(worker);
-        std::fflush(stdout);
-        return s ? "" : std::to_string(s.error().exit) + " " + s.error().what;
-      });
-}
-
-std::string train_as(const std::vector<int>& per_node, const RunConfig& config,
-                     const std::string& output = "/dev/null") {
-  const auto all = as_ranks(
-      per_node, [&](WorkerControl& c) { return train(config, c); }, output);
-  for (const std::string& s : all)
-    if (s != all[0]) return "ranks differ: " + all[0] + " | " + s;
-  return all[0];
-}
-
-RunConfig small(const Temporary& dir, const std::string& name = "run") {
-  if (!std::filesystem::exists(dir / "text")) write_file(dir / "text", words(20000));
-  RunConfig c;
-  c.run_dir = dir / name;
-  c.data.path = dir / "text";
-  c.model = {1, 2, 16, 16};
-  c.train.steps = 12;
-  c.train.global_batch = 8;
-  c.train.log_every = 1;
-  c.train.eval_every = 0;
-  c.train.threads = 1;
-  c.train.deadline = 20;
-  c.optim.warmup = 4;
-  c.optim.lr = 1e-2;
-  c.checkpoint.every = 0;
-  c.parallel.bucket_mib = 0.01;
-  return c;
-}
-
-std::vector<json> records(const RunConfig& c) {
-  std::vector<json> all;
-  std::istringstream in(read_file(c.run_dir + "/metrics.jsonl"));
-  for (std::string line; std::getline(in, line);) all.push_back(json::parse(line));
-  return all;
-}
-std::vector<double> losses(const RunConfig& c) {
-  std::vector<double> all;
-  for (const json& j : records(c))
-    if (j.contains("loss")) all.push_back(j["loss"]);
-  return all;
 }
 
 // Everything of a checkpoint's tensors: the digests of its shards.

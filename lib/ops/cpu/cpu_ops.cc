@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "ops/convert.h"
-#include "ops/cpu/dnnl.h"
+#include "ops/cpu/products.h"
 #include "ops/cpu/team.h"
 
 namespace trainlaunch {
@@ -36,8 +36,8 @@ size_t head_logits_bytes(int64_t chunk, int64_t vocab) {
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(int threads, const Kernels& kernels)
-      : team_(threads), kernels_(kernels), matmul_(team_.size()) {}
+  CpuOps(int threads, const Kernels& kernels, SameBits bits)
+      : team_(threads), kernels_(kernels), products_(team_, bits) {}
 
   const char* name() const override { return "cpu"; }
   DType dtype() const override { return DType::f32; }
@@ -77,8 +77,8 @@ class CpuOps final : public Ops {
                               .accumulate = g.accumulate,
                               .bias = static_cast<bool>(g.bias)};
     assert(g.a.size() == shape.m * shape.k && g.b.size() == shape.k * shape.n);
-    matmul_.run(shape, g.a.as<float>(), g.b.as<float>(), g.bias.as<float>(), out.as<float>(),
-                scratch_);
+    products_.run(shape, g.a.as<float>(), g.b.as<float>(), g.bias.as<float>(), out.as<float>(),
+                  scratch_);
     if (!gelu) return;
     const float* pre = out.as<float>();
     float* y = g.c.as<float>();
@@ -187,8 +187,8 @@ class CpuOps final : public Ops {
       const int64_t m = std::min(chunk, rows - first);
       const float* x = o.x.as<float>() + first * width;
       const int32_t* targets = o.targets.as<int32_t>() + first;
-      matmul_.run({.m = m, .n = vocab, .k = width, .transposed_b = true}, x, o.weight.as<float>(),
-                  nullptr, logits, rest);
+      products_.run({.m = m, .n = vocab, .k = width, .transposed_b = true}, x, o.weight.as<float>(),
+                    nullptr, logits, rest);
       team_.split(m, 1, 4 * m * vocab, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           losses[i] = row_loss(logits + i * vocab, vocab, targets[i]);
@@ -199,10 +199,10 @@ class CpuOps final : public Ops {
         o.count.as<double>()[0] += targets[i] >= 0;
       }
       if (!o.dx) continue;
-      matmul_.run({.m = m, .n = width, .k = vocab}, logits, o.weight.as<float>(), nullptr,
-                  o.dx.as<float>() + first * width, rest);
-      matmul_.run({.m = vocab, .n = width, .k = m, .transposed_a = true, .accumulate = true},
-                  logits, x, nullptr, o.dweight.as<float>(), rest);
+      products_.run({.m = m, .n = width, .k = vocab}, logits, o.weight.as<float>(), nullptr,
+                    o.dx.as<float>() + first * width, rest);
+      products_.run({.m = vocab, .n = width, .k = m, .transposed_a = true, .accumulate = true},
+                    logits, x, nullptr, o.dweight.as<float>(), rest);
     }
   }
 
@@ -263,12 +263,12 @@ class CpuOps final : public Ops {
     size_t most = 0;
     for (const bool transposed : {false, true}) {  // either way a model may keep its weights
       most = std::max(
-          {most, matmul_.scratch_bytes({.m = m, .n = n, .k = k, .transposed_b = transposed}),
-           matmul_.scratch_bytes({.m = m, .n = k, .k = n, .transposed_b = transposed})});
+          {most, products_.scratch_bytes({.m = m, .n = n, .k = k, .transposed_b = transposed}),
+           products_.scratch_bytes({.m = m, .n = k, .k = n, .transposed_b = transposed})});
     }
     for (const auto& [rows, cols] : {std::pair(n, k), std::pair(k, n)}) {
       most = std::max(
-          most, matmul_.scratch_bytes(
+          most, products_.scratch_bytes(
                     {.m = rows, .n = cols, .k = m, .transposed_a = true, .accumulate = true}));
     }
     return most;
@@ -305,16 +305,18 @@ class CpuOps final : public Ops {
 
   Team team_;
   const Kernels& kernels_;
-  Matmul matmul_;
+  Products products_;
   std::span<std::byte> scratch_;
 };
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels) {
-  return std::make_unique<CpuOps>(threads > 0 ? threads : omp_get_max_threads(), kernels);
+std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, SameBits bits) {
+  return std::make_unique<CpuOps>(threads > 0 ? threads : omp_get_max_threads(), kernels, bits);
 }
 
-std::unique_ptr<Ops> make_cpu_ops(int threads) { return make_cpu_ops(threads, kernels().front()); }
+std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits) {
+  return make_cpu_ops(threads, kernels().front(), bits);
+}
 
 }  // namespace trainlaunch

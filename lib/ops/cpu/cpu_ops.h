@@ -8,6 +8,7 @@
 
 namespace trainlaunch {
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels);
+std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels,
+                                  SameBits bits = SameBits::same_threads);
 
 }  // namespace trainlaunch

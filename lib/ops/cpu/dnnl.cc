@@ -20,14 +20,16 @@ class ThreadsOf {
   int before_;
 };
 
-dnnl::memory::desc matrix(int64_t rows, int64_t cols, bool transposed) {
+dnnl::memory::desc matrix(int64_t rows, int64_t cols, bool transposed, int64_t stride = 0) {
   using Dims = dnnl::memory::dims;
-  return {{rows, cols}, dnnl::memory::data_type::f32, transposed ? Dims{1, rows} : Dims{cols, 1}};
+  if (stride == 0) stride = transposed ? rows : cols;
+  return {
+      {rows, cols}, dnnl::memory::data_type::f32, transposed ? Dims{1, stride} : Dims{stride, 1}};
 }
 
 dnnl::matmul::primitive_desc describe(const Matmul::Shape& s, dnnl::scratchpad_mode mode,
                                       const dnnl::engine& engine) {
-  const auto a = matrix(s.m, s.k, s.transposed_a), b = matrix(s.k, s.n, s.transposed_b),
+  const auto a = matrix(s.m, s.k, s.transposed_a, s.stride_a), b = matrix(s.k, s.n, s.transposed_b),
              c = matrix(s.m, s.n, false);
   const auto bias = s.bias ? matrix(1, s.n, false) : dnnl::memory::desc();
   dnnl::primitive_attr attr;
@@ -73,11 +75,12 @@ struct Compiled {
 };
 
 void plain(const Matmul::Shape& s, const float* a, const float* b, const float* bias, float* c) {
+  const int64_t stride_a = s.stride_a > 0 ? s.stride_a : s.transposed_a ? s.m : s.k;
   for (int64_t i = 0; i < s.m; ++i) {
     for (int64_t j = 0; j < s.n; ++j) {
       double sum = s.accumulate ? c[i * s.n + j] : s.bias ? bias[j] : 0.0f;
       for (int64_t p = 0; p < s.k; ++p) {
-        sum += static_cast<double>(s.transposed_a ? a[p * s.m + i] : a[i * s.k + p]) *
+        sum += static_cast<double>(s.transposed_a ? a[p * stride_a + i] : a[i * stride_a + p]) *
                static_cast<double>(s.transposed_b ? b[j * s.k + p] : b[p * s.n + j]);
       }
       c[i * s.n + j] = static_cast<float>(sum);
@@ -124,6 +127,7 @@ struct Matmul::Impl {
 };
 
 Matmul::Matmul(int threads) : impl_(std::make_unique<Impl>(threads)) {}
+Matmul::Matmul(Matmul&&) noexcept = default;
 Matmul::~Matmul() = default;
 
 size_t Matmul::scratch_bytes(const Shape& shape) const try {

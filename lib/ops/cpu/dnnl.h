@@ -19,10 +19,12 @@ class Matmul {
     bool transposed_a = false, transposed_b = false;
     bool accumulate = false;  // then without bias
     bool bias = false;
+    int64_t stride_a = 0;  // from one row of `a` as it lies there to the next; 0: they are dense
     auto operator<=>(const Shape&) const = default;
   };
 
   explicit Matmul(int threads);
+  Matmul(Matmul&&) noexcept;
   ~Matmul();
 
   // Scratch memory that a product of this shape works in.

@@ -1,0 +1,291 @@
+// Runs whose number of ranks changes: what stays the same to the last bit, what within rounding,
+// and that no sample is used twice or left out, whatever is killed.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "ckpt/ckpt.h"
+#include "train_runs.h"
+
+using namespace trainlaunch;
+using nlohmann::json;
+
+namespace {
+
+RunConfig canonical(const Temporary& dir, const std::string& name, int micro_batches = 4) {
+  RunConfig c = small(dir, name);
+  c.deterministic = Deterministic::canonical;
+  c.train.micro_batches = micro_batches;
+  c.train.steps = 8;
+  c.train.eval_every = 4;
+  c.train.eval_batches = 3;
+  c.optim.clip = 0.5;  // below the norms of the first steps
+  return c;
+}
+
+// Everything that training leaves behind: weights, m and v of each tensor, by name and slot.
+using Tensors = std::map<std::string, std::vector<float>>;
+
+Tensors tensors(const RunConfig& c, uint64_t step) {
+  auto reader = Reader::open(c.run_dir, step);
+  REQUIRE_MESSAGE(reader, (reader ? "" : reader.error().what));
+  const auto device = make_host_device();
+  const auto stream = std::move(*device->stream());
+  Tensors all;
+  std::vector<Piece> pieces;
+  for (const auto& [name, size] : (*reader)->tensors()) {
+    for (const char* slot : {"weight", "m", "v"}) {
+      auto& x = all[name + "/" + slot];
+      x.resize(static_cast<size_t>(size));
+      pieces.push_back({name, slot, 0, size, View(x.data(), DType::f32, {size})});
+    }
+  }
+  const auto read = (*reader)->read(pieces, *device, *stream);
+  REQUIRE_MESSAGE(read, (read ? "" : read.error().what));
+  return all;
+}
+
+// Losses, validation losses and norms, as they were printed to the record: every bit of them.
+std::vector<json> history(const RunConfig& c) {
+  std::vector<json> all = records(c);
+  for (json& j : all) j.erase("tokens_per_second");
+  return all;
+}
+
+bool same(const RunConfig& a, const RunConfig& b, uint64_t step) {
+  const bool told = history(a) == history(b), kept = tensors(a, step) == tensors(b, step);
+  CHECK(told);
+  CHECK(kept);
+  return told && kept;
+}
+
+using Ranks = std::vector<int>;
+
+}  // namespace
+
+TEST_CASE("canonical: the same bits on any number of ranks, nodes and threads, however sharded") {
+  Temporary dir;
+  const RunConfig alone = canonical(dir, "alone");
+  REQUIRE(train_as({1}, alone, dir / "out") == "");
+  CHECK(records(alone)[1]["grad_norm"] > 0.5);  // clipped
+  const std::string out = read_file(dir / "out");
+  CHECK(out.find("in micro-batches of 2, summed as on any number of ranks") != std::string::npos);
+  int n = 0;
+  for (const ShardPolicy shard : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    for (const Ranks& per_node : std::vector<Ranks>{{2}, {4}, {1, 1}, {2, 2}}) {
+      RunConfig c = canonical(dir, "run" + std::to_string(n++));
+      c.parallel.shard = shard;
+      c.train.threads = per_node == Ranks{2} ? 2 : 1;
+      REQUIRE(train_as(per_node, c) == "");
+      INFO("run ", n - 1);
+      CHECK(same(c, alone, 8));
+    }
+  }
+  // Into how many parts the batch is cut does matter: it says in which order to add.
+  const RunConfig other = canonical(dir, "other", 8);
+  REQUIRE(train_as({2}, other) == "");
+  CHECK(tensors(other, 8) != tensors(alone, 8));
+}
+
+TEST_CASE("canonical: saved on N ranks, resumed on M: the bits of the uninterrupted run") {
+  Temporary dir;
+  RunConfig whole = canonical(dir, "whole");
+  REQUIRE(train_as({1}, whole) == "");
+  for (const int before : {1, 2, 4}) {
+    RunConfig first = canonical(dir, "saved on " + std::to_string(before));
+    first.checkpoint.every = 4;
+    first.parallel.shard = before == 2 ? ShardPolicy::none : ShardPolicy::optimizer;
+    REQUIRE(train_as({before}, first) == "");
+    std::filesystem::remove_all(first.run_dir + "/step-000000008");
+    for (const int after : {1, 2, 4}) {
+      INFO("saved on ", before, " ranks, resumed on ", after);
+      RunConfig second = first;
+      second.run_dir += ", resumed on " + std::to_string(after);
+      std::filesystem::copy(first.run_dir, second.run_dir,
+                            std::filesystem::copy_options::recursive);
+      REQUIRE(train_as({after}, second, dir / "out") == "");
+      CHECK(read_file(dir / "out").find("/step-000000004") != std::string::npos);
+      CHECK(same(second, whole, 8));
+    }
+  }
+}
+
+TEST_CASE("without canonical, another number of ranks gives the same within rounding") {
+  Temporary dir;
+  RunConfig whole = small(dir, "whole");
+  whole.checkpoint.every = 6;
+  REQUIRE(train_as({1}, whole) == "");
+  const auto expected = losses(whole);
+  for (const int after : {2, 3, 4}) {
+    RunConfig parts = small(dir, "parts" + std::to_string(after));
+    std::filesystem::copy(whole.run_dir, parts.run_dir, std::filesystem::copy_options::recursive);
+    std::filesystem::remove_all(parts.run_dir + "/step-000000012");
+    REQUIRE(train_as({after}, parts) == "");
+    const auto got = losses(parts);
+    REQUIRE(got.size() == expected.size());
+    // The first step has the same weights. Sums over the width run in another order at most: k
+    // terms, each rounded to 2^-24 of the sum, in a handful of products one after the other.
+    const double epsilon = std::ldexp(1.0, -24), k = 4.0 * whole.model.width;
+    CHECK(std::abs(got[6] / expected[6] - 1) < 8 * k * epsilon);
+    // Adam divides an element's gradient by its own size, so that its rounding, relative to the
+    // largest term of its sum, may move it by a small part of a learning rate in each step.
+    for (size_t i = 7; i < got.size(); ++i) CHECK(std::abs(got[i] / expected[i] - 1) < 1e-4);
+  }
+}
+
+TEST_CASE("canonical: each branch of the rank's tree has a buffer, and the start says so") {
+  Temporary dir;
+  RunConfig c = canonical(dir, "run");
+  c.model.width = 64;
+  c.train.steps = 1;
+  const auto gradients = [&](const Ranks& ranks) {
+    c.run_dir = dir / ("run on " + std::to_string(ranks[0]));
+    REQUIRE(train_as(ranks, c, dir / "out") == "");
+    const std::string out = read_file(dir / "out"), before = ", gradients ";
+    return std::stod(out.substr(out.find(before) + before.size()));
+  };
+  const double one = gradients({4});
+  CHECK(gradients({2}) == doctest::Approx(2 * one).epsilon(0.05 / one));
+  CHECK(gradients({1}) == doctest::Approx(3 * one).epsilon(0.1 / one));
+}
+
+TEST_CASE("canonical: what cannot be is one line, before anything is made") {
+  Temporary dir;
+  const auto refused = [&](const Ranks& ranks, const char* what, auto change) {
+    RunConfig c = canonical(dir, "refused");
+    change(c);
+    const std::string said = train_as(ranks, c);
+    INFO(said);
+    CHECK(said.starts_with("2 "));
+    CHECK(said.find(what) != std::string::npos);
+    CHECK(said.find('\n') == std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(c.run_dir));
+  };
+  const auto as_it_is = [](RunConfig&) {};
+  refused({3}, "runs on 1, 2, 4, ... up to 4 ranks, not on 3", as_it_is);
+  refused({8}, "not on 8", [](RunConfig& c) { c.train.global_batch = 16; });
+  refused({1}, "needs train.micro-batches", [](RunConfig& c) { c.train.micro_batches = 0; });
+  refused({2}, "train.micro-batches=6 is no power of two",
+          [](RunConfig& c) { c.train.global_batch = 12, c.train.micro_batches = 6; });
+  refused({2}, "does not divide train.global-batch=10",
+          [](RunConfig& c) { c.train.global_batch = 10; });
+  refused({2}, "train.micro-batch=4, but", [](RunConfig& c) { c.train.micro_batch = 4; });
+  refused({2}, "says nothing without deterministic=canonical",
+          [](RunConfig& c) { c.deterministic = Deterministic::same_ranks; });
+}
+
+TEST_CASE("canonical: a run that promised its bits does not go on otherwise") {
+  Temporary dir;
+  RunConfig c = canonical(dir, "run");
+  c.train.steps = 1;
+  REQUIRE(train_as({2}, c) == "");
+  c.train.steps = 2;
+  RunConfig other = c;
+  other.train.micro_batches = 8;
+  CHECK(train_as({2}, other).starts_with("2 train.micro-batches is 8, but "));
+  other.deterministic = Deterministic::same_ranks;
+  other.train.micro_batches = 0;
+  CHECK(train_as({2}, other).starts_with("2 deterministic is same-ranks, but "));
+  CHECK(train_as({4}, c) == "");
+}
+
+namespace {
+
+// A rank that is killed when it comes to this step and phase.
+struct Kill {
+  int rank;
+  uint64_t step;
+  std::string phase;
+};
+
+class Doomed final : public Worker {
+ public:
+  Doomed(Control& control, const std::vector<int>& sockets, const Kill& kill)
+      : Worker(control, sockets), kill_(kill) {}
+  void progress(uint64_t step, std::string_view phase) noexcept override {
+    if (world().rank == kill_.rank && step == kill_.step && phase == kill_.phase) raise(SIGKILL);
+  }
+
+ private:
+  const Kill& kill_;
+};
+
+// Lines of all ranks' ledgers: number of a sample in the run's order -> its index.
+std::map<uint64_t, uint64_t> ledger(const RunConfig& c, uint64_t steps) {
+  std::map<uint64_t, uint64_t> used;
+  for (int rank = 0;; ++rank) {
+    const std::string path = c.run_dir + "/ledger-" + std::to_string(rank) + ".jsonl";
+    if (!std::filesystem::exists(path)) break;
+    std::istringstream in(read_file(path));
+    for (std::string line; std::getline(in, line);) {
+      const json j = json::parse(line);
+      const uint64_t step = j["step"], first = j["first"];
+      CHECK(step <= steps);
+      for (uint64_t i = 0; i < j["samples"].size(); ++i) {
+        CHECK((first + i) / static_cast<uint64_t>(c.train.global_batch) == step - 1);
+        INFO("sample ", first + i);
+        CHECK(used.emplace(first + i, j["samples"][i]).second);
+      }
+    }
+  }
+  return used;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "each sample is used once an epoch, whatever is killed and however many ranks there are") {
+  for (const bool is_canonical : {false, true}) {
+    Temporary dir;
+    RunConfig c = is_canonical ? canonical(dir, "run") : small(dir);
+    write_file(dir / "short", words(800));  // 44 samples: an epoch is no whole number of steps
+    c.data.path = dir / "short";
+    c.data.ledger = true;
+    c.train.steps = 20;
+    c.train.eval_every = 0;
+    c.train.deadline = 5;
+    c.checkpoint.every = 3;
+    RunConfig whole = c;
+    whole.run_dir = dir / "whole";
+    REQUIRE(train_as({1}, whole) == "");
+
+    // Each job is killed: ranks by node, and where. The last one comes to the end.
+    const std::vector<std::pair<Ranks, Kill>> jobs = {
+        {{2}, {1, 2, "train"}},    // before there is a checkpoint
+        {{4}, {0, 4, "reduce"}},   // after one
+        {{1}, {0, 7, "update"}},   //
+        {{1, 1}, {1, 9, "save"}},  // of step 9, which so does not come to be
+        {{4}, {3, 10, "train"}},   // while step 9 is written, or after that
+        {{2, 2}, {2, 12, "save"}}, {{2}, {0, 18, "save"}}, {{4}, {-1, 0, ""}}};
+    for (const auto& [ranks, kill] : jobs) {
+      const auto all = trainlaunch::testing::run_ranks(
+          {ranks}, [&](Control& control, const std::vector<int>& sockets) -> std::string {
+            (void)!freopen("/dev/null", "w", stdout);
+            Doomed worker(control, sockets, kill);
+            auto s = train(c, worker);
+            return s ? "" : s.error().what;
+          });
+      if (kill.rank >= 0) CHECK(all[static_cast<size_t>(kill.rank)] == "signal 9");
+    }
+
+    const auto used = ledger(c, 20), expected = ledger(whole, 20);
+    REQUIRE(used.size() == 20 * static_cast<size_t>(c.train.global_batch));
+    CHECK(used.rbegin()->first == used.size() - 1);
+    CHECK((used == expected));
+    std::map<uint64_t, std::set<uint64_t>> epochs;
+    constexpr uint64_t samples = 44;
+    for (const auto& [g, index] : used) {
+      CHECK(index < samples);
+      INFO("index ", index);
+      CHECK(epochs[g / samples].insert(index).second);
+    }
+    CHECK(epochs.size() == 4);
+    for (uint64_t e = 0; e < 3; ++e) CHECK(epochs[e].size() == samples);
+    if (is_canonical) CHECK(same(c, whole, 20));
+  }
+}
