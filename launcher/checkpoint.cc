@@ -4,12 +4,12 @@
 #include <map>
 #include <optional>
 
+#include "base/printable.h"
 #include "ckpt/cleanup.h"
 #include "launcher/checkpoint_text.h"
 #include "launcher/commands.h"
 #include "launcher/options.h"
 #include "launcher/supervisor.h"
-#include "train/printable.h"
 #include "train/words.h"
 
 namespace trainlaunch {

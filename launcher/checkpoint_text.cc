@@ -7,8 +7,8 @@
 #include <set>
 #include <tuple>
 
+#include "base/printable.h"
 #include "ckpt/architecture.h"
-#include "train/printable.h"
 #include "train/words.h"
 
 namespace trainlaunch {

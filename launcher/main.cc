@@ -9,7 +9,6 @@
 #include "launcher/commands.h"
 #include "launcher/supervisor.h"
 #include "launcher/worker_process.h"
-#include "train/printable.h"
 
 namespace trainlaunch {
 namespace {
@@ -69,7 +68,7 @@ int run(Invocation call) {
   }
   // Wrong usage is the same in every task: one line is enough.
   if (code.error().exit != exit_code::usage || presumed_rank(system_environment) == 0)
-    say(one_line(code.error().what));
+    say(code.error().what);
   return code.error().exit;
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/printable.h"
 #include "boot/bootstrap.h"
 #include "boot/conn.h"
 #include "boot/session.h"
@@ -334,7 +335,7 @@ class Supervisor {
 }  // namespace
 
 void say(const std::string& text) {
-  const std::string line = "train-launch: " + text + "\n";
+  const std::string line = "train-launch: " + one_line(text) + "\n";
   (void)!::write(STDERR_FILENO, line.data(), line.size());
 }
 

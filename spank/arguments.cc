@@ -98,6 +98,8 @@ Status take_devices(Arguments& a, const std::string& value) {
             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_:/.") !=
             std::string::npos)
       return fail("not a list of device names", exit_code::usage);
+    if (std::find(a.devices.begin(), a.devices.end(), w) != a.devices.end())
+      return fail("names the device " + w + " twice", exit_code::usage);
     a.devices.push_back(w);
   }
   return {};

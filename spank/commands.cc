@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "base/printable.h"
 #include "cache.h"
 #include "doctor_plan.h"
 #include "env/nccl_topology.h"
@@ -57,10 +58,10 @@ Result<Machine> find_source(const Arguments& a, std::vector<Warning>& warnings) 
   if (!file || !a.settings.topology_check) return file;
   auto live = this_machine(a, warnings);
   if (!live) return live;
-  if (live->cpus == file->cpus) return file;
+  const std::string why = why_unlike(*file, *live);
+  if (why.empty()) return file;
   warnings.push_back({"topology-mismatch",
-                      a.settings.topology + " has CPUs " + to_list(file->cpus) + ", this machine " +
-                          to_list(live->cpus) + ": the file is not used",
+                      a.settings.topology + ' ' + why + ": the file is not used",
                       "make the file on a node of this kind: lstopo --of xml", false});
   return live;
 }
@@ -109,11 +110,14 @@ Status print_machine(const Arguments& a) {
   for (const Gpu& g : machine->gpus) gpus.push_back(g.index);
   auto nics = choose_nics(*machine, gpus, a.settings.policy);
   if (!nics) return forward(nics);
-  for (const Warning& w : warnings) std::cerr << "gpu-bind: " << w.message << '\n';
-  if (a.format == Format::nccl_xml) return print(nccl_topology(*machine, this_cpu()));
-  return print(a.format == Format::svg    ? machine_svg(*machine, *nics)
-               : a.format == Format::json ? machine_json(*machine, *nics)
-                                          : machine_text(*machine, *nics, style_of_output()));
+  auto text = a.format == Format::nccl_xml ? nccl_topology(*machine, this_cpu())
+              : a.format == Format::svg    ? machine_svg(*machine, *nics)
+              : a.format == Format::json   ? machine_json(*machine, *nics)
+                                           : machine_text(*machine, *nics, style_of_output());
+  // Where it fails the error stands alone.
+  if (text)
+    for (const Warning& w : warnings) std::cerr << "gpu-bind: " << one_line(w.message) << '\n';
+  return print(std::move(text));
 }
 
 Status print_plan(const Arguments& given) {
@@ -136,6 +140,8 @@ Status print_plan(const Arguments& given) {
   // What a file says and the kernel does not have can be shown, but not applied.
   if (a.format == Format::wire && a.topology.empty() && machine->kind != "live")
     fit_to_kernel(*made);
+  if (a.format == Format::wire && a.settings.strict)
+    if (auto all = all_applied(*made); !all) return all;
 
   const Answer answer{*machine, *made, env};
   std::vector<Finding> findings;

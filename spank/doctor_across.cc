@@ -41,7 +41,7 @@ void pass_on(const DoctorNode& node, Notes& notes) {
       {"cores-few", "--cpus-per-task"},
       {"cores-unknown",
        "CPUs, Sockets, CoresPerSocket and ThreadsPerCore in slurm.conf as `slurmd "
-       "-C` prints them"},
+       "-C` prints them; a topology file, if there is one, that names the CPUs"},
       {"gpus-idle", "--ntasks-per-node as many as GPUs"},
       {"not-applied", "a topology file of this machine in gpu-bind.conf"},
       {"topology-mismatch", "make the file on a node of this kind: lstopo --of xml"},

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <climits>
 
+#include "ownership.h"
+
 namespace trainlaunch::plugin {
 namespace {
 
@@ -44,36 +46,6 @@ ssize_t read_regular(int fd, char* data, size_t size) {
     used += static_cast<size_t>(n);
   }
   return static_cast<ssize_t>(used);
-}
-
-// Who may change this? Root, or whoever runs the daemon anyway. A sticky directory keeps others
-// from replacing what is not theirs.
-bool owned_by_admin(const struct stat& st) {
-  if (st.st_uid != 0 && st.st_uid != getuid()) return false;
-  const bool sticky_directory = S_ISDIR(st.st_mode) && st.st_mode & S_ISVTX;
-  return sticky_directory || !(st.st_mode & (S_IWGRP | S_IWOTH));
-}
-
-// The open file and every directory above the place where it really lies.
-bool trusted(int fd, const char* path, Reason& why) {
-  struct stat st;
-  char link[32], real[PATH_MAX];
-  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  const ssize_t n = readlink(link, real, sizeof real - 1);
-  if (n <= 0 || real[0] != '/' || fstat(fd, &st) != 0) {
-    why.set(path, ": cannot tell who owns it");
-    return false;
-  }
-  real[n] = '\0';
-  bool good = S_ISREG(st.st_mode) && owned_by_admin(st);
-  for (char* slash = real + n; good && slash > real;) {
-    while (*slash != '/') --slash;
-    slash[slash == real ? 1 : 0] = '\0';
-    good = stat(real, &st) == 0 && owned_by_admin(st);
-  }
-  if (!good)
-    why.set(path, ": it, and the directories above it, must be root's and writable by nobody else");
-  return good;
 }
 
 // Null if `value` is one for `key`, else those that are. The planner judges all other keys.
@@ -143,7 +115,7 @@ bool read_site(const char* path, bool must_exist, Site& site, Reason& why) {
             "; it must be a file that every user can read");
     return false;
   }
-  if (!trusted(file.fd(), path, why)) return false;
+  if (!only_admin_changes(file.fd(), path, getuid(), why)) return false;
   char text[32 * 1024];
   const ssize_t n = read_regular(file.fd(), text, sizeof text);
   if (n < 0 || static_cast<size_t>(n) == sizeof text) {
@@ -165,7 +137,7 @@ bool trusted_program(const char* path, Reason& why) {
     why.set(path, ": ", strerrordesc_np(errno));
     return false;
   }
-  return trusted(file.fd(), path, why);
+  return only_admin_changes(file.fd(), path, getuid(), why);
 }
 
 bool readable_file(const char* path) {

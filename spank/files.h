@@ -16,15 +16,16 @@ struct Site {
   bool there = false;  // without the file the defaults hold
 };
 
-// False if the file cannot be trusted or read, is missing though it `must_exist`, or gives one of
-// these keys no meaning.
+// The administrator is root, or whoever runs the daemon (ownership.h).
+
+// False if others than the administrator could change the file, or it cannot be read, is missing
+// though it `must_exist`, or gives one of these keys no meaning.
 bool read_site(const char* path, bool must_exist, Site& site, Reason& why);
 
 // The same for its text; `path` is for `why`.
 bool parse_site(std::string_view text, const char* path, Site& site, Reason& why);
 
-// Only the owner of the daemon (root) can change this program: it and every directory above it
-// belong to root and nobody else may write there.
+// Whether only the administrator can change this program.
 bool trusted_program(const char* path, Reason& why);
 
 // A regular file that this process can open. Called as the user, in the rank's own place.

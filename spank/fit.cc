@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 
 namespace trainlaunch {
 namespace {
@@ -13,7 +14,35 @@ std::vector<int> online(const char* what) {
   return parse_list(line, max_cpu).value_or(std::vector<int>());
 }
 
+std::set<std::pair<PciId, std::optional<int>>> functions(const Machine& m) {
+  std::set<std::pair<PciId, std::optional<int>>> out;
+  for (const Gpu& g : m.gpus) out.emplace(g.pci, g.partition);
+  return out;
+}
+
 }  // namespace
+
+std::string why_unlike(const Machine& file, const Machine& live) {
+  if (file.cpus != live.cpus)
+    return "has CPUs " + to_list(file.cpus) + ", this machine " + to_list(live.cpus);
+  const auto theirs = functions(file), ours = functions(live);
+  if (ours.empty()) return "";
+  if (theirs.size() != ours.size())
+    return "has " + std::to_string(theirs.size()) + " GPUs, this machine " +
+           std::to_string(ours.size());
+  if (file.made_up_ids) return "";
+  for (const auto& [pci, partition] : theirs)
+    if (!ours.contains({pci, partition}))
+      return "has a GPU " + to_string(pci) + ", which this machine has not";
+  return "";
+}
+
+Status all_applied(const Plan& plan) {
+  for (const Warning& w : plan.warnings)
+    if (w.code == "not-applied" || w.code == "cores-unknown")
+      return fail(w.message + " [" + w.code + "; mend it with: " + w.fix + ']');
+  return {};
+}
 
 void fit_to_kernel(Plan& plan) {
   CpuSet cpus;

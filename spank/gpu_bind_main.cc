@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "arguments.h"
+#include "base/printable.h"
 #include "cache.h"
 #include "commands.h"
 #include "config.h"
@@ -24,9 +25,9 @@ int run(int argc, char** argv) {
   // The plugin reads standard output only.
   const auto tell = [&](const Error& e, bool wire) {
     if (wire)
-      std::cout << "error " << e.what << '\n';
+      std::cout << "error " << one_line(e.what) << '\n';
     else
-      std::cerr << "gpu-bind: " << e.what << '\n';
+      std::cerr << "gpu-bind: " << one_line(e.what) << '\n';
     return e.exit;
   };
   if (!a) {
@@ -60,7 +61,7 @@ int main(int argc, char** argv) {
     trainlaunch::isolate_hwloc();
     return trainlaunch::run(argc, argv);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "gpu-bind: %s\n", e.what());
+    std::fprintf(stderr, "gpu-bind: %s\n", trainlaunch::one_line(e.what()).c_str());
     return trainlaunch::exit_code::failed;
   }
 }

@@ -293,8 +293,7 @@ void add_cores(spank_t sp, Words& words) {
 void add_options(Words& words, bool requested) {
   if (!requested) words.add("--requested=no");
   for (int id = 0; id < option_count; ++id)
-    if (id != strict && state.options.has(id))
-      words.add("--", planner_name(id), "=", state.options.get(id));
+    if (state.options.has(id)) words.add("--", planner_name(id), "=", state.options.get(id));
 }
 
 // What the doctor looks at of the ranks' environment, a line each; what is too long is left out.

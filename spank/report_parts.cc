@@ -1,7 +1,6 @@
 #include "report_parts.h"
 
 #include <cmath>
-#include <sstream>
 
 namespace trainlaunch {
 
@@ -14,13 +13,6 @@ std::string plain(std::string_view words) {
     else if (byte >= 0x20 && byte != 0x7f)
       out += c;
   }
-  return out;
-}
-
-std::vector<std::string> split_words(std::string_view text) {
-  std::vector<std::string> out;
-  std::istringstream in{std::string(text)};
-  for (std::string word; in >> word;) out.push_back(word);
   return out;
 }
 

@@ -27,6 +27,5 @@ std::string machine_counts(const Machine& machine);
 // Names come from files: without control characters, a question mark for each byte beyond ASCII.
 // One byte is one column on every terminal then.
 std::string plain(std::string_view words);
-std::vector<std::string> split_words(std::string_view text);  // between blanks
 
 }  // namespace trainlaunch

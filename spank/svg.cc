@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/text.h"
 #include "report_parts.h"
 
 namespace trainlaunch::svg {
@@ -58,11 +59,12 @@ std::string fit(std::string_view words, double width, const Font& font) {
   return s + "...";
 }
 
-std::vector<std::string> wrap(std::string_view words, double width, const Font& font) {
+std::vector<std::string> wrap(std::string_view text, double width, const Font& font) {
   std::vector<std::string> lines;
   std::string line;
-  for (const std::string& word : split_words(plain(words))) {
-    const std::string longer = line.empty() ? word : line + ' ' + word;
+  const std::string shown = plain(text);
+  for (const std::string_view word : words(shown)) {
+    const std::string longer = (line.empty() ? "" : line + ' ') + std::string(word);
     if (!line.empty() && width_of(longer, font) > width) {
       lines.push_back(line);
       line = word;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "report_parts.h"
 
 namespace trainlaunch {
@@ -69,15 +70,16 @@ std::vector<std::string> broken(std::string_view text, size_t width) {
     if (blank && !lines.back().empty()) lines.back() += ' ';
     lines.back() += piece;
   };
-  for (const std::string& word : split_words(plain(text))) {
+  const std::string shown = plain(text);
+  for (const std::string_view word : words(shown)) {
     if (word.size() <= width) {
-      put(word, true);
+      put(std::string(word), true);
       continue;
     }
     for (size_t at = 0; at < word.size();) {
       const size_t comma = word.find(',', at);
       const size_t end = comma == std::string::npos ? word.size() : comma + 1;
-      put(word.substr(at, end - at), at == 0);
+      put(std::string(word.substr(at, end - at)), at == 0);
       at = end;
     }
   }

@@ -8,7 +8,9 @@
 namespace trainlaunch {
 
 // The content of `path`, or of standard input where that is "-". Errors, with the name, are usage
-// errors; more than 512 MiB is one.
+// errors. More than 512 MiB is one; so are a device that is no terminal, a FIFO that nobody opens
+// to write within 5 s, and a file that would have to be waited for (/proc/kmsg). Whoever has a pipe
+// open to write may take any time.
 Result<std::string> read_text(const std::string& path);
 
 }  // namespace trainlaunch

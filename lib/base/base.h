@@ -9,6 +9,7 @@
 //   Trace              spans of time for a trace viewer
 //   Fd                 a file descriptor; read_fully, write_fully
 //   Digest             XXH3-128
+//   words(), one_line()   text from users and files: its words, and fit for a message
 //   philox()           counter-based random numbers: no state to save, none to lose
 #pragma once
 
@@ -17,7 +18,9 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/philox.h"
+#include "base/printable.h"
 #include "base/result.h"
+#include "base/text.h"
 #include "base/time.h"
 #include "base/trace.h"
 #include "base/view.h"

@@ -59,6 +59,12 @@ void Planner::take_cores_of_step() {
   const char* fix =
       "make CPUs, Sockets, CoresPerSocket and ThreadsPerCore in slurm.conf match `slurmd -C`";
   allowed_ = m_.allowed;
+  if (m_.cores.empty()) {
+    warn("cores-unknown", "the topology names no CPUs: CPUs and memory are left alone",
+         "use lstopo --of xml on the machine itself");
+    cores_known_ = false;
+    return;
+  }
   if (a_.cores) {
     CpuSet of_step;
     for (int c : *a_.cores) {

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "topo/assemble.h"
 #include "topo/lines.h"
 

@@ -18,9 +18,6 @@ struct Line {
 // underline a terminal.
 std::vector<Line> useful_lines(std::string_view text);
 
-std::string_view trim(std::string_view text);
-std::vector<std::string_view> words(std::string_view text);
-
 // What is shown of a wrong word: short, printable.
 std::string shown(std::string_view word);
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "base/text.h"
 #include "topo/assemble.h"
 #include "topo/lines.h"
 

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/printable.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "train/engine.h"
-#include "train/printable.h"
 #include "train/sample.h"
 #include "train/settings.h"
 #include "train/train.h"

@@ -257,3 +257,16 @@ TEST_CASE("any cores of real machines are shared fairly, and near") {
     }
   }
 }
+
+TEST_CASE("a file that names no CPUs is not Slurm's fault") {
+  const Machine m = loaded("<system version=\"1\"><cpu numaid=\"0\">" + nccl_gpu("01") +
+                           nccl_gpu("02") + "</cpu></system>");
+  Allocation a;
+  for (const bool cores : {false, true}) {
+    if (cores) a.cores = range(0, 3);
+    const Plan p = make(m, a);
+    REQUIRE(warns(p, "cores-unknown"));
+    for (const Warning& w : p.warnings) CHECK(w.fix.find("slurm.conf") == std::string::npos);
+    for (const RankPlan& r : p.ranks) CHECK(r.keep_cpus);
+  }
+}

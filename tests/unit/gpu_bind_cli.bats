@@ -252,6 +252,90 @@ END
   refused 2 doctor --topology README.md
 }
 
+@test "doctor and check: files that never end or never begin are refused in time" {
+  facts=$BATS_TEST_TMPDIR/facts.json fifo=$BATS_TEST_TMPDIR/fifo
+  "$planner" check --format=json > "$facts" || true
+  mkfifo "$fifo"
+  for ask in doctor "check --plan"; do
+    run --separate-stderr timeout 60 "$planner" $ask "$fifo"
+    [ "$status" -eq 2 ]
+    [ "$stderr" = "gpu-bind: $fifo: nobody has opened this pipe to write within 5 s" ]
+    run --separate-stderr timeout 60 "$planner" $ask /dev/zero
+    [ "$status" -eq 2 ]
+    [ "$stderr" = "gpu-bind: /dev/zero: is a device; name a file, or - for standard input" ]
+    run --separate-stderr timeout 60 "$planner" $ask "$BATS_TEST_TMPDIR"
+    [ "$status" -eq 2 ]
+    [ "$stderr" = "gpu-bind: $BATS_TEST_TMPDIR: is a folder; name a file in it" ]
+  done
+  [ ! -r /proc/kmsg ] || [ "$(id -u)" != 0 ] || {
+    run timeout 60 "$planner" doctor /proc/kmsg
+    [ "$status" -eq 2 ]
+  }
+}
+
+@test "doctor: pipes, from whoever writes late" {
+  facts=$BATS_TEST_TMPDIR/facts.json fifo=$BATS_TEST_TMPDIR/fifo
+  "$planner" check --format=json > "$facts" || true
+  mkfifo "$fifo"
+  read_of() { timeout 60 "$planner" doctor --format=json "$@" | grep -c '"ranks": 1,'; }
+  [ "$(read_of "$facts")" = 1 ]
+  [ "$(read_of - < "$facts")" = 1 ]
+  [ "$(cat "$facts" | read_of -)" = 1 ]
+  [ "$(read_of <(cat "$facts"))" = 1 ]
+  [ "$(read_of <(sleep 1; cat "$facts"))" = 1 ]
+  # A writer that comes late, and one that is there and takes its time.
+  (sleep 1; cat "$facts" > "$fifo") &
+  [ "$(read_of "$fifo")" = 1 ]
+  wait
+  (exec > "$fifo"; sleep 7; cat "$facts") &
+  [ "$(read_of "$fifo")" = 1 ]
+  wait
+  run timeout 60 "$planner" doctor <(true)
+  [ "$status" -eq 2 ]
+}
+
+@test "what users and files give is shown on one line, without control characters" {
+  escape=$'\e[31m'
+  one_clean_line() {
+    refused "$@"
+    [[ $stderr != *[[:cntrl:]]* ]]
+  }
+  printf '\tGPU0\tCPU Affinity\nGPU0\t X \t0-\001\b3\n' > "$BATS_TEST_TMPDIR/matrix"
+  one_clean_line 2 plan --topology "$BATS_TEST_TMPDIR/matrix"
+  [[ $stderr == *"CPU affinity "*"?"* ]]
+  one_clean_line 2 plan --topology "$BATS_TEST_TMPDIR/none$escape"
+  one_clean_line 2 show --topology "$BATS_TEST_TMPDIR/none"$'\nline'
+  one_clean_line 2 doctor "$BATS_TEST_TMPDIR/none$escape"
+  one_clean_line 2 check --plan "$BATS_TEST_TMPDIR/none"$'\r\n'
+  one_clean_line 1 plan --topology "$lab/four-gpus.xml" --nic=$'list:a\nb'
+  one_clean_line 2 plan --cpu="$escape"
+  one_clean_line 2 "plan$escape"
+  one_clean_line 2 "--none$escape"
+  run "$planner" plan --format=wire --topology "$lab/four-gpus.xml" --nic=$'list:a\nb'
+  [ "${#lines[@]}" -eq 1 ]
+  # Letters beyond ASCII stay.
+  refused 2 plan --topology "/nowhere/größe"
+  [[ $stderr == *größe* ]]
+}
+
+@test "a failing show says its error alone" {
+  matrix=$BATS_TEST_TMPDIR/matrix
+  printf '\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-3\t0\nGPU1\tSYS\t X \t0-3\t1\n' > "$matrix"
+  run --separate-stderr "$planner" show --topology "$matrix"
+  [ "$status" -eq 0 ]
+  [ "${#stderr_lines[@]}" -ge 1 ]
+  run --separate-stderr "$planner" show --topology "$matrix" --format=nccl-xml
+  echo "$stderr"
+  [ "$status" -ne 0 ]
+  [ -z "$output" ]
+  [ "${#stderr_lines[@]}" -eq 1 ]
+}
+
+@test "one device twice is a mistake" {
+  refused 2 plan --topology "$lab/four-gpus.xml" --gpus=0-2 --devices=0,0,0
+  [[ $stderr == "gpu-bind: --devices: names the device 0 twice" ]]
+}
+
 @test "check: in a job step, no line that srun would cut" {
   export SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NODEID=1
   export SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE='2(x2)'
@@ -322,4 +406,13 @@ END
   [ "$status" -eq 0 ]
   [[ $output == *"warn gpu-bind: CPUs of ranks $cpus are not on this machine"* ]]
   [[ $output != *"cpus $cpus"* ]]
+  # Under strict that is no plan.
+  run "$planner" plan --config "$config" --format=wire --strict=yes --ranks=$((cpus + 1))
+  [ "$status" -eq 1 ]
+  [[ $output == "error CPUs of ranks $cpus are not on this machine"*"[not-applied; "* ]]
+  printf 'strict=yes\n' >> "$config"
+  run "$planner" plan --config "$config" --format=wire --ranks=$((cpus + 1))
+  [ "$status" -eq 1 ]
+  run "$planner" plan --config "$config" --format=wire --strict=no --ranks=$((cpus + 1))
+  [ "$status" -eq 0 ]
 }

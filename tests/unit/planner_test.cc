@@ -271,6 +271,39 @@ TEST_CASE("what this kernel lacks is reported, not applied") {
   CHECK(made.plan.warnings[0].message.find("memory nodes of ranks 0-7") != std::string::npos);
 }
 
+TEST_CASE("strict takes no plan of which a part is left alone") {
+  Made made = make(hgx_h100());
+  CHECK(all_applied(made.plan).has_value());
+  made.plan.ranks[6].cpus = *parse_cpus("8000-8010");
+  fit_to_kernel(made.plan);
+  auto s = all_applied(made.plan);
+  REQUIRE_FALSE(s.has_value());
+  CHECK(s.error().what.find("CPUs of ranks 6 are not on this machine") != std::string::npos);
+  CHECK(s.error().what.find("[not-applied; mend it with: ") != std::string::npos);
+  Allocation a;
+  a.cores = {4000};
+  const auto unknown = plan(hgx_h100(), a, {});
+  REQUIRE(unknown.has_value());
+  CHECK_FALSE(all_applied(*unknown).has_value());
+}
+
+TEST_CASE("a site's file is of the machine if its CPUs and GPUs are") {
+  const Machine file = hgx_h100();
+  Machine live = file;
+  CHECK(why_unlike(file, live).empty());
+  live.gpus[3].pci.bus = 0x99;
+  CHECK(why_unlike(file, live) == "has a GPU 0000:13:00.0, which this machine has not");
+  Machine pasted = file;
+  pasted.made_up_ids = true;
+  CHECK(why_unlike(pasted, live).empty());
+  live.gpus.pop_back();
+  CHECK(why_unlike(pasted, live) == "has 8 GPUs, this machine 7");
+  live.gpus.clear();  // hidden like their places
+  CHECK(why_unlike(file, live).empty());
+  live.cpus.set(4000);
+  CHECK(why_unlike(file, live).starts_with("has CPUs 0-223, this machine 0-223,4000"));
+}
+
 TEST_CASE("every key takes its values and names them when it is given another") {
   const std::pair<const char*, std::vector<const char*>> keys[] = {
       {"bind", {"on-request", "always", "off"}},

@@ -682,6 +682,32 @@ TEST_CASE("what a user owns, or could replace, is not the administrator's") {
   REQUIRE(chown(path.c_str(), 0, 0) == 0);
   REQUIRE(chown(dir.path().c_str(), nobody, 0) == 0);
   CHECK_FALSE(site(path, s, why));
+  CHECK(why == path + ": its directory " + dir.path() + " does not belong to root");
+  REQUIRE(chown(dir.path().c_str(), 0, 0) == 0);
+  CHECK(site(path, s, why));
+
+  // As named, too: the way there must be root's.
+  Temporary theirs;
+  const std::string way = theirs / "way", through = way + "/gpu-bind.conf";
+  REQUIRE(symlink(dir.path().c_str(), way.c_str()) == 0);
+  CHECK(site(through, s, why));
+  CHECK(trusted_program(through.c_str(), reason));
+  REQUIRE(lchown(way.c_str(), nobody, 0) == 0);
+  CHECK_FALSE(site(through, s, why));
+  CHECK(why == through + ": its directory " + way + " does not belong to root");
+  CHECK_FALSE(trusted_program(through.c_str(), reason));
+  REQUIRE(lchown(way.c_str(), 0, 0) == 0);
+  REQUIRE(chmod(theirs.path().c_str(), 0777) == 0);
+  CHECK_FALSE(site(through, s, why));
+  CHECK(why == through + ": others than root can write its directory " + theirs.path());
+  CHECK_FALSE(trusted_program(through.c_str(), reason));
+  REQUIRE(chmod(theirs.path().c_str(), 0755) == 0);
+  // A link to root's program is root's only where the link is.
+  const std::string link = theirs / "link";
+  REQUIRE(symlink(path.c_str(), link.c_str()) == 0);
+  CHECK(trusted_program(link.c_str(), reason));
+  REQUIRE(lchown(link.c_str(), nobody, 0) == 0);
+  CHECK_FALSE(trusted_program(link.c_str(), reason));
 }
 
 TEST_CASE("what nccl.conf sets is found as NCCL finds it") {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <set>
 
+#include "base/printable.h"
 #include "temporary.h"
 #include "train/metrics.h"
 #include "train/plot.h"
-#include "train/printable.h"
 #include "train/sample.h"
 #include "train/settings.h"
 #include "train/words.h"

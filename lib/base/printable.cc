@@ -1,4 +1,4 @@
-#include "train/printable.h"
+#include "base/printable.h"
 
 #include <algorithm>
 #include <utility>

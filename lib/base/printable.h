@@ -1,4 +1,4 @@
-// Bytes that a model made, made fit for a terminal.
+// Bytes from anywhere, made fit for a terminal.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ class Printable {
   size_t length_ = 0;  // that it will have
 };
 
-// A text of any bytes as one line: line feeds and tabs are question marks, too.
+// A message for people that names what users or files gave: UTF-8 on one line, a question mark for
+// all else.
 std::string one_line(std::string_view text);
 
 }  // namespace trainlaunch
