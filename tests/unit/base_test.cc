@@ -71,3 +71,24 @@ TEST_CASE("deadlines") {
   CHECK(Deadline::in(Seconds(-1)).poll_ms() == 0);
   CHECK(Deadline::in(Seconds(1)).poll_ms() > 900);
 }
+
+TEST_CASE("a message is one line without control characters, in any script") {
+  CHECK(one_line("plain, größe, €, 😀") == "plain, größe, €, 😀");
+  CHECK(one_line("a\nb\tc\rd\x1b[31m\x7f") == "a?b?c?d?[31m?");
+  CHECK(one_line(std::string_view("\0", 1)) == "?");
+  CHECK(one_line("\xff\xc2\x9b") == "???");  // no beginning; an 8-bit control sequence
+  CHECK(one_line("cut \xe2\x82") == "cut ?");
+}
+
+TEST_CASE("words stand between blanks, and are parts of the text") {
+  const std::string text = " \ta  bc\r\v\fd ";
+  const auto all = words(text);
+  REQUIRE(all.size() == 3);
+  CHECK(all[0] == "a");
+  CHECK(all[1] == "bc");
+  CHECK(all[2] == "d");
+  CHECK(all[1].data() == text.data() + text.find("bc"));
+  CHECK(words(" \t").empty());
+  CHECK(trim("\t a b \r") == "a b");
+  CHECK(trim(" ").empty());
+}
