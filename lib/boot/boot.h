@@ -32,6 +32,8 @@ struct World {
   std::vector<std::string> nodes{"localhost"};  // one name per node, in the order of their ranks
   std::vector<int> node_of{0};                  // of each rank
   int generation = 0;  // how often the workers have been restarted within this job step
+
+  const std::string& node_name(int of_rank) const { return nodes[node_of[of_rank]]; }
 };
 
 // Small messages between all ranks. Every call blocks until it is answered or its deadline is over;

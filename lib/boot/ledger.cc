@@ -28,7 +28,7 @@ std::string name_ranks(const World& world, const std::vector<int>& ranks) {
   std::string out;
   for (size_t i = 0; i < ranks.size() && i < most; ++i) {
     if (i) out += ", ";
-    out += std::to_string(ranks[i]) + " (" + world.nodes[world.node_of[ranks[i]]] + ")";
+    out += std::to_string(ranks[i]) + " (" + world.node_name(ranks[i]) + ")";
   }
   if (ranks.size() > most) out += " and " + std::to_string(ranks.size() - most) + " more";
   return out;
@@ -147,7 +147,7 @@ std::string Ledger::late(const Gather& g) const {
     if (++named > most) continue;
     if (named > 1) out += ", ";
     const Rank& rank = ranks_[r];
-    out += std::to_string(r) + " (" + world_.nodes[world_.node_of[r]];
+    out += std::to_string(r) + " (" + world_.node_name(r);
     if (!rank.joined)
       out += ", never joined";
     else if (rank.left)

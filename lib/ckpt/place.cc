@@ -24,7 +24,7 @@ std::string dump(const json& j) { return j.dump(-1, ' ', false, json::error_hand
 std::string owner_name(const World& world) {
   const char* job = std::getenv("SLURM_JOB_ID");
   return (job ? "job " + std::string(job) + ", " : "") + "process " + std::to_string(getpid()) +
-         " on " + world.nodes[world.node_of[world.rank]];
+         " on " + world.node_name(world.rank);
 }
 
 std::string name_of(Level level, uint64_t step) {
@@ -82,7 +82,7 @@ int Place::leader_of(int rank) const {
 }
 
 std::string Place::called(int rank) const {
-  return "rank " + std::to_string(rank) + " (" + world().nodes[world().node_of[rank]] + "): ";
+  return "rank " + std::to_string(rank) + " (" + world().node_name(rank) + "): ";
 }
 
 // The names are of the thread that saves: another one may use the channel at the same time.
@@ -126,7 +126,7 @@ Result<std::unique_ptr<Place>> Place::open(const Source& where, const SaveOption
     if (!all) return forward(all);
     for (size_t r = 0; r < all->size(); ++r)
       if (!(*all)[r].empty())
-        return fail(option + (r > 0 ? world.nodes[world.node_of[r]] + ": " : "") + (*all)[r],
+        return fail(option + (r > 0 ? world.node_name(r) + ": " : "") + (*all)[r],
                     exit_code::usage);
   }
   return mine;

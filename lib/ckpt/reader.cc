@@ -222,7 +222,7 @@ Result<Proposal> decode(const std::string& text) {
 }
 
 std::string called(int rank, const World& world) {
-  return "rank " + std::to_string(rank) + " (" + world.nodes[world.node_of[rank]] + ")";
+  return "rank " + std::to_string(rank) + " (" + world.node_name(rank) + ")";
 }
 
 // One rank's part in the search.

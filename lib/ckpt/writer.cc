@@ -163,7 +163,7 @@ Result<std::unique_ptr<Writer>> Writer::open(const std::string& run, const SaveO
     auto id = run_id((*shared)->dir(), control);
     if (!id) return forward(id);
     const World& w = control.world();
-    const std::string path = options.local_dir + "/" + *id + "." + w.nodes[w.node_of[w.rank]];
+    const std::string path = options.local_dir + "/" + *id + "." + w.node_name(w.rank);
     SaveOptions newest_two = options;
     newest_two.keep = 2;
     newest_two.keep_every = 0;

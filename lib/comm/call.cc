@@ -48,7 +48,7 @@ std::string describe(const Call& call) {
 }
 
 std::string describe_rank(const World& world, int rank) {
-  return "rank " + std::to_string(rank) + " on " + world.nodes[world.node_of[rank]];
+  return "rank " + std::to_string(rank) + " on " + world.node_name(rank);
 }
 
 }  // namespace trainlaunch

@@ -37,7 +37,7 @@ Status all_well(Control& control, std::string_view what, const Status& mine) {
   if (!same) {
     const World& w = control.world();
     const auto rank = static_cast<int>(bad - all->begin());
-    e.what = "rank " + std::to_string(rank) + " (" + w.nodes[w.node_of[rank]] + "): " + e.what;
+    e.what = "rank " + std::to_string(rank) + " (" + w.node_name(rank) + "): " + e.what;
   }
   return tl::unexpected<Error>(e);
 }

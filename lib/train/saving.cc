@@ -150,7 +150,7 @@ void Saving::take(const Outcome& o) {
 void Saving::warn(const std::string& line) const {
   const World& w = control_.world();
   if (w.rank == 0) return record("warning: " + line);
-  std::fprintf(stderr, "rank %d (%s): warning: %s\n", w.rank, w.nodes[w.node_of[w.rank]].c_str(),
+  std::fprintf(stderr, "rank %d (%s): warning: %s\n", w.rank, w.node_name(w.rank).c_str(),
                line.c_str());
 }
 

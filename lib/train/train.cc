@@ -125,7 +125,7 @@ class Run {
     if (other == digests->end()) return {};
     const auto rank = static_cast<size_t>(other - digests->begin());
     return fail("data.path: " + config_.data.path + " is one text on " + world_.nodes[0] +
-                    " and another on " + world_.nodes[world_.node_of[rank]],
+                    " and another on " + world_.node_name(rank),
                 exit_code::usage);
   }
 
