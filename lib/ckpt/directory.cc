@@ -238,7 +238,7 @@ Status Directory::rename_new(const std::string& from, const std::string& to, boo
 
 Status Directory::rename_over(const std::string& from, const std::string& to, bool* missing) const {
   const int done = renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str());
-  if (missing) *missing = done != 0 && (errno == ENOENT || errno == ESTALE);
+  if (missing) *missing = done != 0 && errno == ENOENT;
   if (done != 0) return fail_errno("cannot rename " + path_of(from) + " to " + to);
   return {};
 }

@@ -149,13 +149,15 @@ Result<Ownership> Ownership::take(const Directory& dir, const std::string& owner
 
 Status Ownership::confirm(const Directory& dir) {
   if (lost_) return fail(dir.path() + " belongs to another job now");
-  bool missing = false;
-  auto s = dir.rename_over(token(turn_), token(turn_ + 1), &missing);
-  if (s) {
-    ++turn_;
-    return {};
+  // A rename may have been done although it was said to have failed, an answer of a file server
+  // that was lost: then the mark is one further.
+  for (uint64_t from = turn_; from <= turn_ + 1; ++from) {
+    bool missing = false;
+    auto s = dir.rename_over(token(from), token(from + 1), &missing);
+    if (!s && missing) continue;
+    if (s) turn_ = from + 1;
+    return s;
   }
-  if (!missing) return s;
   lost_ = true;
   std::string successor = "another job";
   if (auto names = dir.names())

@@ -1,4 +1,4 @@
-// Checkpoints of known content, for tests and for ckpt_probe: what a rank of some world holds at a
+// Checkpoints of known content, for tests: what a rank of some world holds at a
 // step, saved and compared.
 #pragma once
 

@@ -2,11 +2,8 @@
 #pragma once
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <cstdint>
 
-#include <cstdio>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -55,37 +52,6 @@ inline std::string shard(const std::string& run, uint64_t step, int rank) {
 }
 inline std::string manifest(const std::string& run, uint64_t step) {
   return step_path(run, step) + "/MANIFEST.json";
-}
-
-// A program's exit status, or minus the signal that ended it.
-inline int spawn(std::vector<std::string> words) {
-  std::vector<char*> argv;
-  for (std::string& w : words) argv.push_back(w.data());
-  argv.push_back(nullptr);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    (void)!freopen("/dev/null", "w", stdout);
-    (void)!freopen("/dev/null", "w", stderr);
-    execvp(argv[0], argv.data());
-    _exit(127);
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-inline bool strace_works() {
-#ifdef __SANITIZE_ADDRESS__
-  std::puts("skipped: the calls that the sanitizers make themselves would be hit");
-  return false;
-#endif
-  static const bool works = [] {
-    const bool ok = spawn({"strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e",
-                           "inject=write:retval=0", "true"}) == 0;
-    if (!ok) std::puts("skipped: strace is not there or may not trace");
-    return ok;
-  }();
-  return works;
 }
 
 }  // namespace trainlaunch

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/mount.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -15,8 +16,8 @@ namespace trainlaunch {
 
 class Temporary {
  public:
-  Temporary() {
-    const char* base = std::getenv("TMPDIR");
+  Temporary() : Temporary(std::getenv("TMPDIR")) {}
+  explicit Temporary(const char* base) {
     std::string name = std::string(base ? base : "/tmp") + "/train-launch-test.XXXXXX";
     path_ = mkdtemp(name.data()) ? name : "";
   }
@@ -33,6 +34,12 @@ class Temporary {
  private:
   std::string path_;
 };
+
+// Where files are made and synced at the speed of memory; where there is no such place, as ever.
+inline const char* in_memory() {
+  const char* place = "/dev/shm";
+  return access(place, R_OK | W_OK | X_OK) == 0 ? place : std::getenv("TMPDIR");
+}
 
 // A disk of its own at `path`, with tmpfs's options, such as "size=1200k"; taken away with the
 // object. False, and said, where that is not allowed.
