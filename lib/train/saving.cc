@@ -125,10 +125,12 @@ Status Saving::start(const Reader* from) {
 void Saving::begin(Engine& engine, const State& state, const Writer::How& how) {
   TensorSizes tensors;
   for (const ParamSpec& p : engine.model->params()) tensors[p.name] = p.size();
+  begun_ += how.levels.shared + how.levels.local;
   writer_->save(engine.shard->owned(), tensors, state, how, *engine.device, *engine.stream);
 }
 
 void Saving::take(const Outcome& o) {
+  ++ended_;
   const bool shared = o.level == Level::shared;
   if (shared) last_ = o.status;
   if (o.status) {

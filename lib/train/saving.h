@@ -39,6 +39,8 @@ class Saving {
 
   // Every rank, at the same step. Returns when the weights may change.
   void begin(Engine& engine, const State& state, const Writer::How& how);
+  // Whether a save is on its way, as far as must_end() has been told.
+  bool saving() const { return begun_ > ended_; }
   // Says what has ended; never blocks. True: training must end (a failed save ends it, or another
   // job has the run directory), and finish() says why. Ranks may come to know at different steps.
   bool must_end();
@@ -61,6 +63,7 @@ class Saving {
   std::unique_ptr<Writer> writer_;
   RunLog log_;  // rank 0
   uint64_t durable_ = 0;
+  uint64_t begun_ = 0, ended_ = 0;  // saves, by level
   std::vector<PassedOver> passed_over_;
   Status last_;  // of the last save in the shared directory
   Status end_;   // why training must end

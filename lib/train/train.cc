@@ -69,6 +69,10 @@ class Run {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   }
+  // What this rank is at, for those who ask why it is late or has died.
+  void tell(const std::string& phase) const {
+    control_.progress(step_, saving_.saving() ? phase + ", saving" : phase);
+  }
   Deadline deadline() const { return Deadline::in(Seconds(config_.train.deadline)); }
 
   // Who failed is said by the caller, which knows the rank.
@@ -296,10 +300,10 @@ class Run {
 
   Result<Sums> one_step() {
     const auto begin = Clock::now();
-    control_.progress(step_, "train");
+    tell("train");
     auto sums = gradients();
     if (!sums) return in_step(std::move(sums.error()));
-    control_.progress(step_, "update");
+    tell("update");
     const StepScalars scalars{schedule_.at(step_), config_.optim.clip, sums->tokens};
     auto stats = engine_.shard->step(*engine_.stream, scalars);
     if (!stats) return in_step(std::move(stats.error()));
@@ -339,7 +343,7 @@ class Run {
       keep_sums(mine[i].first - position_.samples);
     }
     if (mine.empty()) e.shard->no_micro(*e.stream);
-    control_.progress(step_, "reduce");
+    if (world_.size > 1) tell("reduce");
     return sum_up(stop_.asked(), saving_.must_end());
   }
 
@@ -412,7 +416,7 @@ class Run {
   }
 
   Status evaluate() {
-    control_.progress(step_, "evaluate");
+    tell("evaluate");
     auto loss = validation_loss();
     if (!loss) return in_step(std::move(loss.error()));
     say("step " + std::to_string(step_) + "/" + std::to_string(last_step()) + "  validation loss " +
@@ -453,7 +457,7 @@ class Run {
   // Saving ------------------------------------------------------------------------------------
 
   void save(const Writer::How& how) {
-    control_.progress(step_, "save");
+    tell("save");
     saving_.begin(engine_,
                   {step_,
                    position_.samples,
