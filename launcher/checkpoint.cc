@@ -6,6 +6,7 @@
 
 #include "base/printable.h"
 #include "ckpt/cleanup.h"
+#include "ckpt/exchange.h"
 #include "launcher/checkpoint_text.h"
 #include "launcher/commands.h"
 #include "launcher/options.h"
@@ -20,10 +21,13 @@ constexpr const char* usage = R"(usage: train-launch checkpoint COMMAND ...
   list RUN           every step that is there, on which level, how large, and in which state
   show CHECKPOINT    what is in one
   verify CHECKPOINT  read all of it and compare every byte with its digest
+  diff A B           which tensors of two checkpoints differ, and by how much
+  export CHECKPOINT  its weights as safetensors with the names of Hugging Face's GPT-2
+  import INPUT       such weights as the beginning of a run
   gc RUN             remove what jobs that were cut short have left behind
 
-CHECKPOINT is the directory of one, or a run directory, of which it means the newest or that of
---step. Each command has a --help. train-launch-checkpoint(1) has the exit codes.
+CHECKPOINT, A and B are the directory of one, or a run directory, of which they mean the newest or
+that of --step. Each command has a --help. train-launch-checkpoint(1) has the exit codes.
 )";
 
 using Arguments = std::vector<std::string>;
@@ -54,6 +58,11 @@ class Bar {
   Bar(const Bar&) = delete;
   Bar& operator=(const Bar&) = delete;
 
+  Progress progress() {
+    return [this](uint64_t done, uint64_t all) { draw(done, all); };
+  }
+
+ private:
   void draw(uint64_t done, uint64_t all) {
     constexpr uint64_t width = 30;
     if (!terminal_ || all == 0) return;
@@ -68,7 +77,6 @@ class Bar {
     std::fflush(stderr);
   }
 
- private:
   const std::string what_;
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   bool drawn_ = false;
@@ -156,8 +164,7 @@ Result<int> run_verify(const Arguments& arguments) {
     Verified one{path, {}};
     if (dir) {
       Bar bar(path);
-      one.verdict =
-          verify_checkpoint(*dir, [&](uint64_t done, uint64_t whole) { bar.draw(done, whole); });
+      one.verdict = verify_checkpoint(*dir, bar.progress());
     } else {
       one.verdict.damage = {dir.error().what};
     }
@@ -221,11 +228,84 @@ Result<int> run_gc(const Arguments& arguments) {
   return left ? exit_code::failed : exit_code::done;
 }
 
+// As diff(1) has it, 2 is trouble of any kind.
+Result<int> run_diff(const Arguments& arguments) {
+  std::string first, second, slot;
+  bool as_json = false;
+  OptionTable table("train-launch checkpoint diff");
+  table.positional("A", &first);
+  table.positional("B", &second);
+  table.group("Options");
+  table.text("slot", &slot, "only this one: weight, m or v", false);
+  add_format(table, as_json);
+  auto go = read(table, arguments, "diff A B [OPTION...]");
+  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  auto a = find_checkpoint(first, std::nullopt);
+  if (!a) return fail(a.error().what, exit_code::usage);
+  auto b = find_checkpoint(second, std::nullopt);
+  if (!b) return fail(b.error().what, exit_code::usage);
+  auto comparison = [&] {
+    Bar bar(a->path() + " and " + b->path());
+    return compare(*a, *b, slot, bar.progress());
+  }();
+  if (!comparison) return fail(comparison.error().what, exit_code::usage);
+  print(as_json ? comparison_json(a->path(), b->path(), *comparison)
+                : comparison_text(*comparison));
+  return comparison->equal() ? 0 : 1;
+}
+
+Result<int> run_export(const Arguments& arguments) {
+  std::string place, output, format = "safetensors";
+  std::optional<uint64_t> step;
+  bool force = false;
+  OptionTable table("train-launch checkpoint export");
+  table.positional("CHECKPOINT", &place);
+  table.group("Options");
+  table.text("output", &output, "a new directory, for model.safetensors and config.json", false);
+  table.optional_number("step", &step, "of the checkpoint; without it, the newest");
+  table.choice<std::string>("format", &format, {{"safetensors", "safetensors"}}, "of the weights");
+  table.flag("force", &force, "replace these files in a directory that exists");
+  auto go = read(table, arguments, "export CHECKPOINT --output=DIR [OPTION...]");
+  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (output.empty()) return fail("--output: name a new directory", exit_code::usage);
+  auto dir = find_checkpoint(place, step);
+  if (!dir) return forward(dir);
+  auto bytes = [&] {
+    Bar bar(output);
+    return export_weights(*dir, output, force, bar.progress());
+  }();
+  if (!bytes) return forward(bytes);
+  print("exported " + one_line(dir->path()) + " to " + one_line(output) + ": " + mebibytes(*bytes) +
+        "\n");
+  return exit_code::done;
+}
+
+Result<int> run_import(const Arguments& arguments) {
+  std::string input, run;
+  std::optional<uint64_t> heads;
+  OptionTable table("train-launch checkpoint import");
+  table.positional("INPUT", &input);
+  table.group("Options");
+  table.text("output", &run, "run directory that begins with these weights", false);
+  table.optional_number("heads", &heads, "attention heads, where no config.json has them");
+  auto go = read(table, arguments, "import INPUT --output=RUN [OPTION...]");
+  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (run.empty()) return fail("--output: name a run directory", exit_code::usage);
+  auto path = [&] {
+    Bar bar(input);
+    return import_weights(input, run, heads, bar.progress());
+  }();
+  if (!path) return forward(path);
+  print("imported " + one_line(input) + " as " + one_line(*path) + "\n");
+  return exit_code::done;
+}
+
 }  // namespace
 
 Result<int> run_checkpoint(const Invocation& call) {
   const std::map<std::string, Result<int> (*)(const Arguments&)> commands{
-      {"gc", run_gc}, {"list", run_list}, {"show", run_show}, {"verify", run_verify}};
+      {"diff", run_diff}, {"export", run_export}, {"gc", run_gc},        {"import", run_import},
+      {"list", run_list}, {"show", run_show},     {"verify", run_verify}};
   if (call.arguments.empty())
     return fail("no command; see train-launch checkpoint --help", exit_code::usage);
   const std::string& name = call.arguments.front();

@@ -1,6 +1,7 @@
 #include "launcher/checkpoint_text.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -92,6 +93,12 @@ std::map<std::string, std::set<std::string>> slots_of(const Manifest& m) {
   std::map<std::string, std::set<std::string>> slots;
   for (const Run& r : m.runs) slots[r.tensor].insert(r.slot);
   return slots;
+}
+
+std::string scientific(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", x);
+  return text;
 }
 
 std::string joined(const std::set<std::string>& words) {
@@ -265,6 +272,59 @@ std::string verdicts_json(const std::vector<Verified>& all) {
                     {"more", v.verdict.more}});
   }
   return dump({{"version", 1}, {"good", good}, {"checkpoints", list}});
+}
+
+std::string comparison_text(const Comparison& c) {
+  std::string text;
+  if (!c.differing.empty()) {
+    std::vector<Row> rows{{"TENSOR", "SLOT", "ELEMENTS", "DIFFER", "MAX ABS", "MAX REL"}};
+    for (const Comparison::Entry& e : c.differing) {
+      const Difference& d = e.difference;
+      rows.push_back({one_line(e.tensor), one_line(e.slot), std::to_string(d.elements),
+                      std::to_string(d.differing), scientific(d.largest), scientific(d.relative)});
+    }
+    text += table(rows);
+  }
+  for (const std::string& line : c.unmatched) text += one_line(line) + "\n";
+  for (const std::string& line : c.remarks) text += one_line(line) + "\n";
+  for (const auto& [slot, d] : c.slots) {
+    text += one_line(slot) + ": ";
+    text += d.differing == 0
+                ? "bitwise equal, " + plural(d.elements, "element")
+                : plural(c.tensors.at(slot), "tensor") + " and " + std::to_string(d.differing) +
+                      " of " + plural(d.elements, "element") + " differ, by at most " +
+                      scientific(d.largest) + " (relative " + scientific(d.relative) + ")";
+    text += "\n";
+  }
+  return text + (c.equal() ? "bitwise equal\n" : "different\n");
+}
+
+std::string comparison_json(const std::string& a, const std::string& b, const Comparison& c) {
+  const auto numbers = [](const Difference& d) {
+    return json{{"elements", d.elements},
+                {"differing", d.differing},
+                {"max_abs", d.largest},
+                {"max_rel", d.relative}};
+  };
+  json tensors = json::array(), slots = json::object();
+  for (const Comparison::Entry& e : c.differing) {
+    json one = numbers(e.difference);
+    one["tensor"] = e.tensor;
+    one["slot"] = e.slot;
+    tensors.push_back(std::move(one));
+  }
+  for (const auto& [slot, d] : c.slots) {
+    slots[slot] = numbers(d);
+    slots[slot]["tensors"] = c.tensors.at(slot);
+  }
+  return dump({{"version", 1},
+               {"a", a},
+               {"b", b},
+               {"equal", c.equal()},
+               {"differing", tensors},
+               {"slots", slots},
+               {"unmatched", c.unmatched},
+               {"remarks", c.remarks}});
 }
 
 }  // namespace trainlaunch

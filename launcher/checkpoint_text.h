@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ckpt/catalog.h"
+#include "ckpt/compare.h"
 #include "ckpt/verify.h"
 
 namespace trainlaunch {
@@ -23,5 +24,9 @@ struct Verified {
 };
 std::string verdict_text(const Verified& verified);
 std::string verdicts_json(const std::vector<Verified>& all);
+
+std::string comparison_text(const Comparison& comparison);
+std::string comparison_json(const std::string& a, const std::string& b,
+                            const Comparison& comparison);
 
 }  // namespace trainlaunch

@@ -18,7 +18,7 @@ constexpr const char* help = R"(usage: train-launch COMMAND [ARGUMENT...]
   train CONFIG        train a model, on all tasks of the job step
   report RUN          the loss curve of a run, for the terminal and as RUN/loss.svg
   generate RUN        text from the newest checkpoint of a run
-  checkpoint COMMAND  look at, check and clean up checkpoints
+  checkpoint COMMAND  look at, check, compare and exchange checkpoints
   exec -- COMMAND     run any command in every task, as one whole
 
 Under Slurm start it with: srun --mpi=pmix train-launch ...

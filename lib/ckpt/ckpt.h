@@ -1,46 +1,11 @@
-// lib/ckpt: checkpoints. This header is the folder's front door, and describes the format.
+// lib/ckpt: checkpoints. This header is the folder's front door; train-checkpoint(5) describes the
+// format, the protocol of a save, and what a run directory holds.
 //
-// A checkpoint of step S is the directory RUN/step-<S, 9 digits>. It exists when, and only when,
-// the directory has this name and holds a MANIFEST.json whose digest is right. In it:
-//
-//   shard-<rank, 5 digits>.safetensors
-//       What one rank owned: a valid safetensors file. Its tensors are runs of the model's, named
-//       "<tensor>/<slot>@<offset>", F32, each beginning at a multiple of 64 bytes in the file; the
-//       bytes between them are tensors ".pad@<position>", U8, because the format allows no holes.
-//   MANIFEST.json
-//       One object. "digest", which comes first, is the XXH3-128 of all bytes after the comma that
-//       follows it; "format" is 2; "state", with the digest of its options; "files": name, bytes,
-//       and the XXH3-128 of every chunk of "chunk" bytes, so of every byte there is; "tensors":
-//       name -> elements; "runs": [tensor, slot, offset, length, file index, position in the file].
-//   VERIFIED
-//       Says that all of it has been read back once since: the digest of the manifest.
-//
-// Ranges cover each tensor and slot exactly once, so any number of ranks can read what any other
-// number wrote. Loading runs no code, trusts no size and follows no link.
-//
-// A save, on every rank: the pieces are copied into a buffer that has the form of the file, and
-// training goes on. The rest happens in a thread of its own. Ranks agree over the control channel,
-// never by looking at a file system; between any two lines a crash leaves what the right side says.
-//   space and inodes are enough; rank 0 makes RUN/.step-<S>.<random>.tmp
-//   each rank: create, write, fsync, close its shard     a temporary directory, removed at the
-//   all ranks: vote                                       next start
-//   rank 0: write and fsync the manifest, fsync the temporary directory
-//   rank 0: is the run directory still ours? rename       the old or the new state of RUN
-//   rank 0: fsync RUN                                     the checkpoint is durable
-//   each rank: read its shard back; rank 0: VERIFIED      as before
-//   rank 0: remove what is no longer kept                 trash, removed at the next start
-// With a node-local directory besides, the same is done there at other steps: each node has what
-// its ranks own and a manifest of the whole, committed by the first rank of the node. It is in
-// LOCAL/<id of the run>.<node>; the id, made once, is in RUN/run.id.
-//
-// What failed once, an fsync above all, is not tried again: the save has failed, and its files go.
-//
-// Who owns RUN: rank 0 holds a lock on RUN/run.lock, in which it says who it is. Where locks do not
-// reach (they may end at a node, or not exist), a number does: each start renames the file
-// RUN/.attempt-<N>.<k> to RUN/.attempt-<N+1>.0, and moves temporary directories away. Before it
-// commits or removes anything an attempt renames its own from k to k + 1; the attempt that cannot
-// has been succeeded, and writes nothing more. A file server answers a rename itself, not from a
-// cache.
+//   Writer           saves: a copy of the pieces, and the rest in a thread of its own
+//   Reader           finds, verifies and reads them, on any number of ranks
+//   catalog.h        what a run directory holds       verify.h    every byte against its digest
+//   compare.h        how two checkpoints differ       cleanup.h   litter goes, the rest stays
+//   exchange.h       weights out and in as safetensors
 #pragma once
 
 #include <cstdint>
@@ -175,6 +140,8 @@ class Reader {
 
   // One rank: opens and checks a checkpoint's manifest. `step` empty: the newest.
   static Result<std::unique_ptr<Reader>> open(const std::string& run, std::optional<uint64_t> step);
+  // The same for a checkpoint's own directory, whatever its name.
+  static Result<std::unique_ptr<Reader>> open_at(const std::string& checkpoint);
   // All ranks: rank 0 proposes a checkpoint and its manifest's digest, the newest first and a local
   // one before a shared one; the ranks share out its bytes, verify them and vote. One that fails is
   // passed over for the next. With `step` only that one will do. Shared checkpoints of which none

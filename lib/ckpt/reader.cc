@@ -302,6 +302,14 @@ Result<std::unique_ptr<Reader>> Reader::open(const std::string& run, std::option
   return std::unique_ptr<Reader>(std::move(*reader));
 }
 
+Result<std::unique_ptr<Reader>> Reader::open_at(const std::string& checkpoint) {
+  auto dir = Directory::open(checkpoint);
+  if (!dir) return forward(dir);
+  auto manifest = read_manifest(*dir);
+  if (!manifest) return forward(manifest);
+  return std::make_unique<DirectoryReader>(Level::shared, std::move(*dir), std::move(*manifest));
+}
+
 Result<Reader::Agreed> Reader::agree(std::span<const Source> sources, std::optional<uint64_t> step,
                                      Control& control) {
   Search search(sources, control);

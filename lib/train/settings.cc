@@ -4,6 +4,8 @@
 #include <charconv>
 #include <vector>
 
+#include "ckpt/architecture.h"
+
 namespace trainlaunch {
 
 namespace {
@@ -14,20 +16,14 @@ std::string text(double x) {
   return {buffer.data(), end};
 }
 
-// What a continuation must have in common with what it continues.
-constexpr std::array fixed_options{"model.layers",  "model.heads", "model.width",
-                                   "model.context", "train.seed",  "train.global-batch"};
-// And besides, if the same bits were promised whatever happens to the run.
+// What a continuation must have in common with what it continues: the model; when training has
+// begun, how; and besides, if the same bits were promised whatever happens to the run.
+constexpr std::array model_options{"model.layers", "model.heads", "model.width", "model.context"};
+constexpr std::array training_options{"train.seed", "train.global-batch"};
 constexpr std::array canonical_options{"deterministic", "train.micro-batches"};
 
-template <class T>
-bool read(const State& saved, const char* key, T& value) {
-  auto it = saved.config.find(key);
-  if (it == saved.config.end()) return false;
-  const std::string& s = it->second;
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
-  return error == std::errc() && end == s.data() + s.size();
-}
+// Weights that `checkpoint import` has brought have seen no text of ours.
+bool is_imported(const State& saved) { return saved.step == 0 && saved.data_digest.empty(); }
 
 }  // namespace
 
@@ -60,7 +56,9 @@ Status check_unchanged(const State& saved, const RunConfig& config, const std::s
                        const std::string& checkpoint) {
   const std::string advice = ": set it back, or begin another run with a run-dir of its own";
   const auto now = settings_of(config);
-  std::vector<const char*> fixed(fixed_options.begin(), fixed_options.end());
+  std::vector<const char*> fixed(model_options.begin(), model_options.end());
+  if (!is_imported(saved))
+    fixed.insert(fixed.end(), training_options.begin(), training_options.end());
   if (const auto was = saved.config.find(canonical_options[0]);
       was != saved.config.end() && was->second == "canonical")
     fixed.insert(fixed.end(), canonical_options.begin(), canonical_options.end());
@@ -73,6 +71,7 @@ Status check_unchanged(const State& saved, const RunConfig& config, const std::s
                       " was made with " + then->second + advice,
                   exit_code::usage);
   }
+  if (is_imported(saved)) return {};
   if (saved.data_digest != data_digest)
     return fail("data.path: " + config.data.path + " is not the text that " + checkpoint +
                     " was made with (XXH3-128 " + data_digest + " instead of " + saved.data_digest +
@@ -82,12 +81,11 @@ Status check_unchanged(const State& saved, const RunConfig& config, const std::s
 }
 
 Result<RunConfig> config_of(const State& saved, const std::string& checkpoint) {
+  auto model = architecture_of(saved);
+  if (!model) return fail(checkpoint + ": " + model.error().what);
   RunConfig c;
-  const bool complete =
-      read(saved, "model.layers", c.model.layers) && read(saved, "model.heads", c.model.heads) &&
-      read(saved, "model.width", c.model.width) && read(saved, "model.context", c.model.context) &&
-      read(saved, "train.seed", c.train.seed);
-  if (!complete) return fail(checkpoint + " does not say which model it holds");
+  c.model = {static_cast<int>(model->layers), static_cast<int>(model->heads),
+             static_cast<int>(model->width), static_cast<int>(model->context)};
   return c;
 }
 

@@ -46,3 +46,4 @@ run_target() {
 @test "host lists" { run_target hosts 1024; }
 @test "lists of CPUs and of memory nodes" { run_target lists 1024; }
 @test "reports of ranks, and plans as JSON" { run_target facts 16384; }
+@test "headers of safetensors files" { run_target safetensors 4096; }

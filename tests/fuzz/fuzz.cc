@@ -8,9 +8,10 @@ constexpr struct {
   std::string_view name;
   void (*run)(std::string_view);
 } targets[] = {
-    {"topology", fuzz::topology}, {"answer", fuzz::answer}, {"options", fuzz::options},
-    {"config", fuzz::config},     {"hosts", fuzz::hosts},   {"lists", fuzz::lists},
-    {"facts", fuzz::facts},
+    {"topology", fuzz::topology}, {"answer", fuzz::answer},
+    {"options", fuzz::options},   {"config", fuzz::config},
+    {"hosts", fuzz::hosts},       {"lists", fuzz::lists},
+    {"facts", fuzz::facts},       {"safetensors", fuzz::safetensors},
 };
 
 void (*chosen)(std::string_view) = nullptr;

@@ -149,6 +149,105 @@ END
   gives 0 "removed run/.trash.00" gc run
 }
 
+@test "diff says what differs, and by how much, with the exit codes of diff(1)" {
+  cp -a run again
+  gives 0 "bitwise equal" diff run again
+  gives 1 "weight: 16 tensors and " diff run/step-000000002 run
+  [[ $output == *"step: 2 and 3"* ]]
+  gives 2 "no checkpoint in" diff run .
+  # One run stopped at step 2 and one that went on: the same, and then not.
+  "$program" train small.conf --run-dir=short --train.steps=2 > log
+  gives 0 "bitwise equal" diff short again/step-000000002 --slot=weight
+  [[ $output == *"train.steps: 2 and 3"* ]]
+  checkpoint diff short again --slot=weight --format=json > diff.json || [ $? = 1 ]
+  python3 - << 'END' || return
+import json
+j = json.load(open("diff.json"))
+assert j["equal"] is False and j["slots"]["weight"]["differing"] > 0
+assert 0 < j["slots"]["weight"]["max_abs"] < 1 and list(j["slots"]) == ["weight"]
+END
+  flip again/step-000000003/shard-00000.safetensors 5000
+  gives 2 "is damaged" diff run again
+}
+
+@test "weights go out and come back bitwise, and a run goes on from them" {
+  gives 0 "exported run/step-000000003 to hf" export run --output=hf
+  [ "$(ls hf)" = "$(printf '%s\n' config.json model.safetensors)" ]
+  gives 0 "imported hf as run2/step-000000000" import hf --output=run2
+  gives 0 "run2/step-000000000: good" verify run2
+  gives 0 "bitwise equal" diff run run2 --slot=weight
+  gives 0 "exported" export run2 --output=hf2
+  cmp hf/model.safetensors hf2/model.safetensors
+  cmp hf/config.json hf2/config.json
+
+  "$program" generate run --tokens=20 --seed=3 > one
+  "$program" generate run2 --tokens=20 --seed=3 > two
+  cmp one two
+  "$program" train small.conf --run-dir=run2 --train.seed=5 > log || { cat log; return 1; }
+  grep -q 'continued from run2/step-000000000' log
+  [ -d run2/step-000000003 ]
+  run "$program" train small.conf --run-dir=run2 --model.heads=1
+  [ "$status" = 2 ]
+
+  gives 2 "exists already" export run --output=hf
+  echo other > hf/config.json
+  gives 0 "exported" export run --output=hf --force
+  cmp hf/config.json hf2/config.json
+  gives 2 "has checkpoints already" import hf --output=run2
+  flip run/step-000000003/shard-00000.safetensors 20000
+  gives 93 "is damaged" export run --output=hf3
+  [ ! -e hf3 ] && [ "$(find . -maxdepth 1 -name '.*.tmp' -o -name '.trash*' | wc -l)" = 0 ]
+}
+
+@test "hostile weights are refused with one line" {
+  checkpoint export run --output=hf > /dev/null
+  printf '\xff\xff\xff\xff\xff\xff\xff\xff{}' > lies
+  printf '\x02\0\0\0\0\0\0\0{}' > none
+  head -c 1000 hf/model.safetensors > cut
+  sed 's/"shape":\[256,16\]/"shape":[016,16]/' hf/model.safetensors > shape
+  sed 's/"dtype":"F32"/"dtype":"X32"/' hf/model.safetensors > dtype
+  sed 's/"shape":\[256,16\]/"shape":[NaN,16]/' hf/model.safetensors > nan
+  printf 'tensor \e[31m' > noise
+  for file in lies none cut shape dtype nan noise /dev/zero run hf/none; do
+    run --separate-stderr checkpoint import "$file" --output=new --heads=2
+    echo "$file -> $status: $stderr"
+    [ "$status" = 2 ]
+    [ "${#stderr_lines[@]}" = 1 ]
+    [ ! -e new ]
+  done
+}
+
+# The interpreter that has PyTorch, or skips.
+torch_python() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    if "$python" -c 'import torch' 2> /dev/null; then
+      torch=$python
+      return
+    fi
+  done
+  skip "PyTorch is not installed"
+}
+
+@test "PyTorch computes the same logits from what is exported" {
+  torch_python
+  "$program" train small.conf --run-dir=more --train.steps=40 --optim.lr=0.01 --optim.warmup=5 > log
+  checkpoint export more --output=hf
+  "$TL_BUILD/tests/unit/logits_probe" more/step-000000040 '123 124 125 126' |
+    "$torch" "$TL_SOURCE/tests/data/gpt2_torch.py" logits hf '123 124 125 126'
+}
+
+@test "the engine computes the logits that PyTorch does from F32, F16 and BF16 weights of others" {
+  torch_python
+  "$torch" "$TL_SOURCE/tests/data/gpt2_torch.py" make made
+  checkpoint import made --output=from-made
+  checkpoint export from-made --output=hf
+  "$TL_BUILD/tests/unit/logits_probe" from-made/step-000000000 'some other text' > logits
+  for folder in made hf; do
+    "$torch" "$TL_SOURCE/tests/data/gpt2_torch.py" logits $folder 'some other text' < logits
+  done
+}
+
 @test "control characters in names are not obeyed" {
   local evil=$'run/.step-\e[31m\n.tmp'
   mkdir "$evil" $'run/step-000000003.bad.\e[2J'
@@ -161,7 +260,8 @@ END
 
 @test "wrong usage is one line and exit code 2" {
   for words in "" "foo" "list" "list run more" "show run --step=9" "verify run --step=x" \
-    "verify none" "verify ." "gc ." "list run --format=xml" "verify run --all --step=1"; do
+    "verify none" "verify ." "gc ." "list run --format=xml" "verify run --all --step=1" \
+    "export run" "import none --output=x" "import run" "export none --output=x" "diff run"; do
     # shellcheck disable=SC2086
     run --separate-stderr checkpoint $words
     echo "$words -> $status: $stderr"

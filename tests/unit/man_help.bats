@@ -1,7 +1,7 @@
 #!/usr/bin/env bats
 # Every page is there and well-formed, and says of options and defaults what --help says.
 
-pages="train-launch.1 train-launch-checkpoint.1 train-launch.conf.5 gpu-bind.1 gpu-bind.conf.5 gpu-bind-spank.8"
+pages="train-launch.1 train-launch-checkpoint.1 train-checkpoint.5 train-launch.conf.5 gpu-bind.1 gpu-bind.conf.5 gpu-bind-spank.8"
 
 setup() {
   command -v mandoc > /dev/null || skip "mandoc is not installed"
