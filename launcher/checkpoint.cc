@@ -291,12 +291,13 @@ Result<int> run_import(const Arguments& arguments) {
   auto go = read(table, arguments, "import INPUT --output=RUN [OPTION...]");
   if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
   if (run.empty()) return fail("--output: name a run directory", exit_code::usage);
-  auto path = [&] {
+  auto imported = [&] {
     Bar bar(input);
     return import_weights(input, run, heads, bar.progress());
   }();
-  if (!path) return forward(path);
-  print("imported " + one_line(input) + " as " + one_line(*path) + "\n");
+  if (!imported) return forward(imported);
+  for (const std::string& line : imported->warnings) say("warning: " + one_line(line));
+  print("imported " + one_line(input) + " as " + one_line(imported->path) + "\n");
   return exit_code::done;
 }
 

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ckpt/directory.h"
 #include "ckpt/verify.h"
@@ -23,9 +24,12 @@ Result<uint64_t> export_weights(const Directory& checkpoint, const std::string& 
 // Makes `run`, a run directory without checkpoints, begin with these weights: a checkpoint of step
 // 0 with fresh optimizer state. `input` is such a folder, or a safetensors file that has its
 // config.json beside it; without one `heads` must be given. F32, F16 and BF16 are taken. Everything
-// that would make the model compute something else is refused (usage). Returns the checkpoint's
-// path.
-Result<std::string> import_weights(const std::string& input, const std::string& run,
-                                   std::optional<uint64_t> heads, const Progress& progress);
+// that would make the model compute something else is refused (usage).
+struct Imported {
+  std::string path;                   // of the checkpoint
+  std::vector<std::string> warnings;  // what went wrong after it was durable: a line each
+};
+Result<Imported> import_weights(const std::string& input, const std::string& run,
+                                std::optional<uint64_t> heads, const Progress& progress);
 
 }  // namespace trainlaunch

@@ -258,7 +258,7 @@ class Beginning {
     return check_head(input);
   }
 
-  Result<std::string> save(const std::string& run, const GptConfig& config) {
+  Result<Imported> save(const std::string& run, const GptConfig& config) {
     auto present = list_checkpoints(run);
     if (!present) return forward(present);
     if (!present->empty())
@@ -275,8 +275,7 @@ class Beginning {
     const auto outcome = (*writer)->poll();
     if (!outcome) return fail("the checkpoint's outcome is unknown");
     if (!outcome->status) return tl::unexpected<Error>(outcome->status.error());
-    for (const std::string& warning : (*writer)->warnings()) return fail(warning);
-    return outcome->path;
+    return Imported{outcome->path, (*writer)->warnings()};
   }
 
  private:
@@ -300,8 +299,8 @@ class Beginning {
 
 }  // namespace
 
-Result<std::string> import_weights(const std::string& input_path, const std::string& run,
-                                   std::optional<uint64_t> heads, const Progress& progress) {
+Result<Imported> import_weights(const std::string& input_path, const std::string& run,
+                                std::optional<uint64_t> heads, const Progress& progress) {
   std::error_code unknown;
   const std::filesystem::path given(input_path);
   const bool folder = std::filesystem::is_directory(given, unknown);
