@@ -114,7 +114,7 @@ check_ledger() {
       2) placement=("${four[@]}") shard=none ;;
       0) placement=(-N1 -n1) shard=none ;;
     esac
-    job=$(submit killed 1000000 $shard "${placement[@]}")
+    job=$(submit killed 1000000 "$shard" "${placement[@]}")
     kill_at_random "$i" "$job"
     echo "kill $i of ${placement[*]}: in '$phase', step $(durable killed) is durable"
     count[${phase%%,*}]=$((count[${phase%%,*}] + 1))
