@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "ckpt/directory.h"
+#include "ckpt/manifest.h"
 #include "order.h"
 #include "scene.h"
 
@@ -27,6 +27,7 @@ void kill_everywhere(Tried& tried, const Scene& scene, const std::vector<int>& r
       const End end = run_job(job, {Effect::kill, rank, at, 0}, *sheet);
       std::string wrong;
       if (end != End::killed) wrong = "no rank was killed, or another one fell";
+      if (wrong.empty()) wrong = clean_up(job);
       if (wrong.empty())
         wrong = judge(job, std::max(scene.durable(), sheet->last_durable()), resumers, scene.bad());
       tried(describe(scene, rank, at, list[at - 1]), wrong);
@@ -184,4 +185,102 @@ TEST_CASE("every name and every byte is on disk before what needs it") {
     for (const std::string& fault : Order::faults_in(sheet->all_calls()))
       FAIL_CHECK(std::string(scene.name) << ": " << fault);
   }
+}
+
+namespace {
+
+// The number of the first call of a kind on a path that ends so, after a point.
+uint32_t find_call(const std::vector<Call>& calls, const std::string& name, const std::string& end,
+                   uint32_t after = 0) {
+  for (uint32_t at = after; at < calls.size(); ++at)
+    if (name == calls[at].name.data() && std::string(calls[at].path.data()).ends_with(end))
+      return at + 1;
+  FAIL("there is no " << name << " of " << end);
+  return 0;
+}
+
+// When a rank began to write its shard, and when it had closed it.
+struct Span {
+  uint32_t begin = 0, end = 0;
+};
+Span writing(const Sheet& sheet, int rank) {
+  const auto& list = sheet.rank[static_cast<size_t>(rank)].list;
+  const std::vector<Call> calls(list.begin(), list.end());
+  const std::string name = "/" + shard_name(rank);
+  const uint32_t begin = find_call(calls, "create", name);
+  return {calls[begin - 1].order, calls[find_call(calls, "close", name, begin) - 1].order};
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint that one rank cannot read back is not called verified") {
+  Stage stage(next_of_two);
+  const auto calls = undisturbed(stage.set());
+  const uint32_t at = find_call(calls[1], "read", "step-000000003/shard-00001.safetensors");
+  const Job job = stage.set();
+  SharedSheet sheet;
+  REQUIRE(run_job(job, {Effect::fail, 1, at, EIO}, *sheet) == End::done);
+  CHECK(sheet->last_durable() == 4);
+  CHECK(!std::filesystem::exists(job.run() + "/step-000000003/VERIFIED"));
+  CHECK(std::filesystem::exists(job.run() + "/step-000000004/VERIFIED"));
+}
+
+TEST_CASE("no rank goes on before the last of them has done its part of a save") {
+  Stage stage(next_of_two);
+  Job job = stage.set();
+  job.steps = {3};
+  const auto calls = undisturbed(job);
+  const uint32_t commit = find_call(calls[0], "rename", ".attempt-2.0");
+  const uint32_t at = find_call(calls[0], "unlink", "/shard-00001.safetensors", commit);
+  job = stage.set();
+  job.steps = {3};
+  SharedSheet sheet;
+  REQUIRE(run_job(job, {Effect::pause, 0, at, 0}, *sheet) == End::done);
+  CHECK(sheet->rank[1].heard);
+}
+
+TEST_CASE("no more ranks of a node write at a time than may") {
+  Stage stage(next_of_three);
+  Job job = stage.set();
+  job.writers = 2;
+  const auto calls = undisturbed(job);
+  const uint32_t at = find_call(calls[0], "fsync", "/shard-00000.safetensors");
+  job = stage.set();
+  job.writers = 2;
+  SharedSheet sheet;
+  REQUIRE(run_job(job, {Effect::pause, 0, at, 0}, *sheet) == End::done);
+  for (int rank : {0, 1}) CHECK(writing(*sheet, rank).end < writing(*sheet, 2).begin);
+}
+
+TEST_CASE("what gc removed is removed from the disk") {
+  Stage stage(next);
+  const Job job = stage.set();
+  SharedSheet sheet;
+  arm(*sheet, 0, job.root, {});
+  CHECK(clean_up(job) == "");
+  note("cleaned", "");
+  disarm();
+  CHECK(Order::faults_in(sheet->all_calls()) == std::vector<std::string>{});
+}
+
+// Quotas and file servers say it as late as at close(2).
+TEST_CASE("whatever call that writes a checkpoint fails, the save has failed") {
+  Stage stage(next);
+  const auto calls = undisturbed(stage.set());
+  int tried = 0;
+  for (uint32_t at = 1; at <= calls[0].size(); ++at) {
+    const Call& call = calls[0][at - 1];
+    const std::string path = call.path.data(), name = call.name.data();
+    const bool writes = path.find(".step-000000003.") != std::string::npos &&
+                        (!reads(call) || (name == "close" && !path.ends_with(".tmp"))) &&
+                        name != "unlink";
+    // What a job of the past has left is removed at the start.
+    if (!writes || path.find(".0123.") != std::string::npos) continue;
+    SharedSheet sheet;
+    REQUIRE(run_job(stage.set(), {Effect::fail, 0, at, EDQUOT}, *sheet) == End::done);
+    if (sheet->rank[0].saved[3] != Sheet::failed) FAIL_CHECK(describe(next, 0, at, call));
+    CHECK(sheet->rank[0].saved[4] == Sheet::durable);
+    ++tried;
+  }
+  CHECK(tried >= 11);
 }

@@ -101,19 +101,19 @@ void fill_disk(bool files) {
   }
 }
 
-Call& record(const char* name, const std::string& path, const std::string& to, uint32_t n) {
-  Call& call = mine().list[std::min<uint32_t>(n, Sheet::calls) - 1];
+void record(Call& call, const char* name, const std::string& path, const std::string& to) {
   copy(call.name, name);
   copy(call.path, below_root(path));
   copy(call.to, below_root(to));
+  call.rank = armed.rank;
   call.order = ++armed.sheet->order;
-  return call;
 }
 
 // The next call of this rank: it is written down, and what is left of the fault is for the caller.
 Effect arrive(const char* name, const std::string& path, const std::string& to, Call*& call) {
   const uint32_t n = ++mine().calls;
-  call = &record(name, path, to, n);
+  call = &mine().list[std::min<uint32_t>(n, Sheet::calls) - 1];
+  record(*call, name, path, to);
   const Fault& fault = armed.fault;
   if (n != fault.at || fault.rank != armed.rank) return Effect::none;
   if (fault.effect == Effect::kill || fault.effect == Effect::power) let_reports_out();
@@ -172,8 +172,10 @@ std::string Sheet::troubles() const {
 
 std::vector<Call> Sheet::all_calls() const {
   std::vector<Call> all;
-  for (const Rank& r : rank)
+  for (const Rank& r : rank) {
     all.insert(all.end(), r.list.begin(), r.list.begin() + std::min<uint32_t>(r.calls, calls));
+    all.insert(all.end(), r.noted.begin(), r.noted.begin() + std::min<uint32_t>(r.notes, notes));
+  }
   std::sort(all.begin(), all.end(), [](const Call& a, const Call& b) { return a.order < b.order; });
   return all;
 }
@@ -188,6 +190,12 @@ void pass(const char* name, const std::string& what) {
   if (!armed.sheet) return;
   Call* call = nullptr;
   (void)arrive(name, armed.root + what, "", call);
+}
+
+void note(const char* name, const std::string& what) {
+  if (!armed.sheet) return;
+  const uint32_t n = ++mine().notes;
+  record(mine().noted[std::min<uint32_t>(n, Sheet::notes) - 1], name, armed.root + what, "");
 }
 
 }  // namespace trainlaunch::crash

@@ -34,10 +34,11 @@ struct Fault {
   int error = 0;  // errno
 };
 
-// A call as it was made, or something said in between ("durable", "gather"). Paths begin below the
-// watched directory.
+// A call as it was made, a gather, or something noted in between, such as "durable". Paths begin
+// below the watched directory.
 struct Call {
   uint32_t order = 0;  // among those of all ranks
+  int rank = 0;
   bool failed = false;
   std::array<char, 16> name{};
   std::array<char, 160> path{}, to{};
@@ -45,7 +46,7 @@ struct Call {
 
 // What the ranks of a job tell, in memory that outlives them.
 struct Sheet {
-  static constexpr int ranks = 4, calls = 1200, steps = 16;
+  static constexpr int ranks = 4, calls = 1200, notes = 64, steps = 16;
   enum Saved : uint8_t { unknown, durable, failed };
   struct Rank {
     std::atomic<uint32_t> calls{0};
@@ -53,14 +54,17 @@ struct Sheet {
     std::atomic<bool> reached{false};  // the point of the fault
     std::array<std::atomic<Saved>, steps> saved{};
     std::atomic<uint64_t> resumed{0};
-    std::atomic<bool> quiet{true};  // everything known has been reported
+    std::atomic<bool> heard{false};  // told, when it had saved all
+    std::atomic<bool> quiet{true};   // everything known has been reported
     std::atomic<uint32_t> passed_over{0}, warnings{0};
     std::array<char, 400> trouble{},
         warning{};  // what is wrong, or could not be done; the last one
     std::array<Call, Sheet::calls> list{};
+    std::atomic<uint32_t> notes{0};
+    std::array<Call, Sheet::notes> noted{};
   };
   std::atomic<uint32_t> order{0};
-  std::atomic<bool> told{false};  // whatever a test wants to know
+  std::atomic<bool> told{false};  // by the rank whose call paused, afterwards
   std::array<Rank, ranks> rank{};
 
   uint64_t last_durable() const;  // said by any rank
@@ -73,6 +77,8 @@ void arm(Sheet& sheet, int rank, const std::string& root, const Fault& fault);
 void disarm();
 // A point that is no call of the system.
 void pass(const char* name, const std::string& what);
+// No point, as it comes from another thread than most calls: where it stands among them may change.
+void note(const char* name, const std::string& what);
 
 // A control channel whose gathers are points.
 class CountedControl final : public Control {

@@ -12,6 +12,7 @@
 
 #include "../unit/ckpt_saves.h"
 #include "../unit/ranks.h"
+#include "ckpt/cleanup.h"
 
 namespace trainlaunch::crash {
 
@@ -46,15 +47,16 @@ class Rank {
       : job_(job),
         control_(control),
         world_(control.world()),
+        sheet_(sheet),
         mine_(sheet.rank[static_cast<size_t>(world_.rank)]),
         content_(world_.rank, world_.size) {}
 
   void work() {
     auto writer = Writer::open(job_.run(), options(), control_);
     if (!writer) return trouble("open: " + writer.error().what);
-    pass("opened", "");
+    note("opened", "");
     if (!resume(**writer)) return;
-    pass("started", "");
+    note("started", "");
     if (job_.wait_for_tracer) {
       while (!traced()) usleep(500);
       usleep(3000);
@@ -62,12 +64,12 @@ class Rank {
     for (uint64_t step : job_.steps) save(**writer, step);
     (*writer)->wait();
     for (const std::string& w : (*writer)->warnings()) warn(w);
-    pass("over", "");
+    if (world_.rank != 0) mine_.heard = sheet_.told.load();
   }
 
  private:
   SaveOptions options() const {
-    return {job_.keep, 0, 0, true, job_.local ? job_.root + "/local" : ""};
+    return {job_.keep, 0, job_.writers, true, job_.local ? job_.root + "/local" : ""};
   }
 
   void trouble(const std::string& text) {
@@ -100,10 +102,10 @@ class Rank {
     mine_.resumed = from;
     auto moved = writer.go_on_from(from, agreed->passed_over);
     if (!all_well("resume: set aside", moved ? Status() : forward(moved))) return false;
-    pass("moved", "");
+    note("moved", "");
     if (reader && reader->level() == Level::shared)
       (void)writer.mark_verified(from, reader->digest());
-    if (world_.rank == 0 && writer.count_start(from, "configuration")) pass("counted", "");
+    if (world_.rank == 0 && writer.count_start(from, "configuration")) note("counted", "");
     return true;
   }
 
@@ -142,7 +144,7 @@ class Rank {
     if (o.succeeded_by_another)
       trouble("the run was taken to be another's: " + o.status.error().what);
     if (o.status)
-      pass(o.level == Level::shared ? "durable" : "durable-here", std::to_string(o.step));
+      note(o.level == Level::shared ? "durable" : "durable-here", std::to_string(o.step));
     auto& saved = mine_.saved[o.step];
     if (o.status)
       saved = Sheet::durable;
@@ -153,6 +155,7 @@ class Rank {
   const Job& job_;
   Control& control_;
   const World& world_;
+  Sheet& sheet_;
   Sheet::Rank& mine_;
   Holding content_;
   Host host_;
@@ -163,9 +166,11 @@ World world_of(const std::vector<int>& per_node, int rank) {
   world.size = std::accumulate(per_node.begin(), per_node.end(), 0);
   world.rank = rank;
   world.nodes.clear();
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
   world.node_of.clear();
   for (size_t n = 0; n < per_node.size(); ++n) {
-    world.nodes.push_back("n" + std::to_string(n + 1));
+    world.nodes.push_back(host + (n > 0 ? "-" + std::to_string(n) : ""));
     world.node_of.insert(world.node_of.end(), static_cast<size_t>(per_node[n]),
                          static_cast<int>(n));
   }
@@ -250,6 +255,14 @@ std::string litter_in(const std::string& run) {
     }
   }
   return all;
+}
+
+std::string clean_up(const Job& job) {
+  if (!std::filesystem::exists(job.run() + "/run.lock")) return "";  // killed before all else
+  auto cleaned = clean(job.run(), {});
+  if (!cleaned) return cleaned.error().what;
+  const std::string left = litter_in(job.run());
+  return left.empty() ? "" : "litter after gc: " + left;
 }
 
 std::string judge(const Job& job, uint64_t durable, const std::vector<int>& per_node, size_t bad) {

@@ -19,6 +19,7 @@ struct Job {
   bool local = false;            // every step on the nodes, even ones in RUN besides
   std::vector<uint64_t> steps;   // saved after the resumption, one after the other
   int keep = 2;
+  int writers = 0;
   bool wait_for_tracer = false;  // before the first save
   rlim_t largest_file = 0;       // bytes; 0: no limit
 
@@ -65,6 +66,9 @@ inline End run_job(const Job& job, const Fault& fault, Sheet& sheet) {
 // many ranks on each node: it must find a step that is not older than `durable`, with the values of
 // that step, pass over at most `bad` checkpoints, leave no litter, and save the step after.
 std::string judge(const Job& job, uint64_t durable, const std::vector<int>& per_node, size_t bad);
+
+// Cleans RUN, as `train-launch checkpoint gc` does; what is wrong with what is left then.
+std::string clean_up(const Job& job);
 
 // Names in RUN, and in its checkpoints, that do not belong there.
 std::string litter_in(const std::string& run);

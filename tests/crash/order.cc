@@ -38,9 +38,10 @@ void Order::follow(const Call& call) {
   if (name == "mkdir") names_[path].unsynced = true;
   if (name == "create" && !names_.contains(path)) names_[path].unsynced = true;
   if (name == "write" || name == "truncate") names_[path].written = true;
-  if (name == "rename") rename(path, call.to.data());
+  if (name == "rename") rename(path, call.to.data(), call.rank);
   if (name == "fsync") {
     names_[path].written = false;
+    lacking_.erase(path);
     for (auto& [other, state] : names_)
       if (parent_of(other) == path && other != path) state.unsynced = false;
   }
@@ -49,11 +50,13 @@ void Order::follow(const Call& call) {
     if (is_trash(base_of(dir)) && names_[dir].unsynced)
       complain("something in " + dir + " is removed before its new name is on disk");
     names_.erase(path);
+    lacking_.erase(path);
+    lacking_.insert(dir);
   }
-  said(name, path);
+  said(name, path, call.rank);
 }
 
-void Order::rename(const std::string& from, const std::string& to) {
+void Order::rename(const std::string& from, const std::string& to, int by) {
   const std::string when = " when it becomes " + base_of(to);
   // Who owns a run is told to people only.
   const bool for_people = base_of(from).starts_with(".attempt-");
@@ -75,9 +78,10 @@ void Order::rename(const std::string& from, const std::string& to) {
   }
   for (const auto& [name, state] : moved) names_[name] = state;
   names_[to].unsynced = true;
+  names_[to].by = by;
 }
 
-void Order::said(const std::string& name, const std::string& path) {
+void Order::said(const std::string& name, const std::string& path, int by) {
   const std::string step =
       path.empty() ? "" : checkpoint_name(std::strtoull(path.c_str(), nullptr, 10));
   if (name == "durable") require("run/" + step, true, " when it is said to be durable");
@@ -86,11 +90,13 @@ void Order::said(const std::string& name, const std::string& path) {
       if (base_of(dir) == step && dir.starts_with("local/"))
         require(dir, true, " when it is said to be durable");
   }
-  // What the ranks hear next is that the checkpoint is there.
+  // What the ranks hear of this one next is that the checkpoint is there.
   if (name == "gather" && path == "save: outcome")
     for (const auto& [dir, state] : names_)
-      if (step_of(base_of(dir)) && state.unsynced)
+      if (step_of(base_of(dir)) && state.unsynced && state.by == by)
         complain("the name " + dir + " is not on disk when the ranks are told of it");
+  if (name == "cleaned")
+    for (const std::string& dir : lacking_) complain("what went from " + dir + " may come back");
   if (name == "counted") require("run/run.starts", true, " when the start is counted");
   if (name != "opened" && name != "moved") return;
   for (const auto& [other, state] : names_) {

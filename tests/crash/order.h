@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,15 +23,17 @@ class Order {
   struct Name {
     bool written = false;   // has bytes that are not on disk
     bool unsynced = false;  // is itself not on disk
+    int by = 0;             // the rank that gave it
   };
   void follow(const Call& call);
-  void rename(const std::string& from, const std::string& to);
-  void said(const std::string& name, const std::string& path);
+  void rename(const std::string& from, const std::string& to, int by);
+  void said(const std::string& name, const std::string& path, int by);
   // Finds what is not on disk at `path` or below; with `above`, also that its name may be lost.
   void require(const std::string& path, bool above, const std::string& when);
   void complain(const std::string& text);
 
   std::map<std::string, Name> names_;
+  std::set<std::string> lacking_;  // directories whose loss of a name is not on disk
   std::vector<std::string> faults_;
 };
 

@@ -58,6 +58,26 @@ TEST_CASE("two shards exchanged are found") {
   CHECK(load(dir / "run", 4).find("damaged") != std::string::npos);
 }
 
+TEST_CASE("a shard of another step is found") {
+  Temporary dir;
+  for (uint64_t step : {3, 4}) REQUIRE(save(dir / "run", step, 2));
+  write_file(shard(dir / "run", 4, 1), read_file(shard(dir / "run", 3, 1)));
+  std::vector<std::string> passed;
+  CHECK(load(dir / "run", 3, &passed) == "");
+  REQUIRE(passed.size() == 1);
+  CHECK(passed[0].find(shard(dir / "run", 4, 1) + " is damaged") != std::string::npos);
+}
+
+TEST_CASE("a checkpoint under the name of another step is found") {
+  Temporary dir;
+  for (uint64_t step : {3, 4}) REQUIRE(save(dir / "run", step));
+  std::filesystem::rename(step_path(dir / "run", 3), step_path(dir / "run", 5));
+  std::vector<std::string> passed;
+  CHECK(load(dir / "run", 4, &passed) == "");
+  REQUIRE(passed.size() == 1);
+  CHECK(passed[0].find("is of step 3") != std::string::npos);
+}
+
 // A manifest cut anywhere, with a digest that is right for what is left, is refused and never
 // believed: digests are no protection from a writer that was wrong.
 TEST_CASE("no piece of a manifest is taken for one") {
@@ -91,6 +111,8 @@ TEST_CASE("no piece of a manifest is taken for one") {
   CHECK(with([](json& j) { j.erase("state"); }).find("state") != std::string::npos);
   CHECK(with([](json& j) { j["state"]["step"] = -1; }) != "");
   CHECK(with([](json& j) { j["state"]["config"]["a"] = 1; }) != "");
+  CHECK(with([](json& j) { j["state"]["config"]["model.width"] = "65"; }).find("state.config") !=
+        std::string::npos);
   CHECK(with([](json& j) { j["tensors"]["wte"] = 1e300; }) != "");
   CHECK(with([](json& j) { j["tensors"]["wte"] = ~uint64_t{0}; }) != "");
   CHECK(with([](json& j) { j["tensors"]["more"] = 5; }).find("more") != std::string::npos);

@@ -22,3 +22,15 @@ TEST_CASE("a full disk is said before and leaves the older checkpoint") {
   CHECK(left.empty());
   CHECK(loaded == "");
 }
+
+TEST_CASE("too little room is said before anything is written") {
+  Temporary dir;
+  const SmallDisk disk(dir / "disk", "size=900k");
+  if (!disk) return;
+  auto saved = save(disk / "run", 1);
+  REQUIRE(!saved);
+  CHECK(saved.error().what.starts_with("checkpoint of step 1 failed: " + (disk / "run has ")));
+  CHECK(saved.error().what.ends_with(" MiB free and the checkpoint needs 2 MiB"));
+  CHECK(list_checkpoints(disk / "run")->empty());
+  CHECK(litter(disk / "run").empty());
+}

@@ -75,6 +75,57 @@ TEST_CASE("a zombie of an older attempt commits nothing and removes nothing") {
   CHECK(load(run, 4) == "");
 }
 
+namespace {
+
+// A channel of a job that loses its run directory while it reads a checkpoint back.
+class TakenOver final : public Control {
+ public:
+  TakenOver(Control& inner, const std::string& run) : inner_(inner), run_(run) {}
+  const World& world() const override { return inner_.world(); }
+  Status put(std::string_view key, std::string_view value) override {
+    return inner_.put(key, value);
+  }
+  Result<std::string> get(std::string_view key, Deadline deadline) override {
+    return inner_.get(key, deadline);
+  }
+  Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
+                                          Deadline deadline) override {
+    if (name == "save: read back" && now) {
+      std::filesystem::remove(run_ + "/run.lock");
+      std::vector<std::string> warnings;
+      auto dir = Directory::open(run_);
+      if (dir) successor = Ownership::take(*dir, "job 2", warnings);
+    }
+    return inner_.gather(name, mine, deadline);
+  }
+  bool now = false;
+  Result<Ownership> successor = fail("none yet");
+
+ private:
+  Control& inner_;
+  std::string run_;
+};
+
+}  // namespace
+
+TEST_CASE("a zombie that could still commit removes nothing") {
+  Temporary dir;
+  const std::string run = dir / "run";
+  Team(1).run([&](Control& control) {
+    TakenOver channel(control, run);
+    auto zombie = open_writer(run, channel, {1, 0, 0, true});
+    REQUIRE(zombie);
+    for (uint64_t step : {1, 2, 3}) REQUIRE(save_known(**zombie, control.world(), step));
+    channel.now = true;
+    CHECK(save_known(**zombie, control.world(), 4));
+    REQUIRE(channel.successor);
+    CHECK(*list_checkpoints(run) == std::vector<uint64_t>{2, 3, 4});
+    const auto warnings = (*zombie)->warnings();
+    REQUIRE(warnings.size() == 1);
+    CHECK(warnings[0].find("has been taken over by job 2") != std::string::npos);
+  });
+}
+
 TEST_CASE("a successor takes away what a zombie was about to commit") {
   Temporary dir;
   std::vector<std::string> warnings;
