@@ -97,6 +97,7 @@ struct NicChoice {
   bool used = false;
   std::string why;          // why not, when not
   bool over_limit = false;  // not, because NCCL takes no more
+  bool as_near = false;     // not, though as near to some GPU as what that has
 };
 
 struct Plan {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 #include "bind/parts.h"
 
@@ -21,6 +23,26 @@ int nearest_tier(const Machine& m, int nic, const std::vector<int>& gpus) {
   for (int g : gpus)
     best = std::min(best, tier(m.near[static_cast<size_t>(g)][static_cast<size_t>(nic)].level));
   return best;
+}
+
+std::vector<int> all_gpus(const Machine& m) {
+  std::vector<int> out(m.gpus.size());
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+
+// The rate that the others are measured by: of the fastest port below a GPU's switch, if any is
+// used; a faster one elsewhere is the node's way to storage.
+double top_rate(const Machine& m, const std::vector<NicChoice>& choice) {
+  const std::vector<int> gpus = all_gpus(m);
+  double beside = 0, top = 0;
+  for (size_t n = 0; n < m.nics.size(); ++n) {
+    if (!choice[n].used) continue;
+    top = std::max(top, m.nics[n].rate_gbps);
+    if (nearest_tier(m, static_cast<int>(n), gpus) == 0)
+      beside = std::max(beside, m.nics[n].rate_gbps);
+  }
+  return beside > 0 ? beside : top;
 }
 
 // As the kernel's driver names the one device of two ports that are bonded for RoCE.
@@ -46,16 +68,13 @@ void drop_unlike(const Machine& m, const std::vector<int>& gpus, std::vector<Nic
   size_t layer = 0;
   for (size_t l = 1; l < all.size(); ++l)
     if (better(l, layer)) layer = l;
-  double top = 0;
   for (size_t n = 0; n < m.nics.size(); ++n) {
-    if (!choice[n].used) continue;
     const Nic& nic = m.nics[n];
-    if (static_cast<size_t>(nic.link_layer) != layer)
+    if (choice[n].used && static_cast<size_t>(nic.link_layer) != layer)
       choice[n] = {false, std::string(name_of(nic.link_layer)) + " among " +
                               name_of(static_cast<LinkLayer>(layer))};
-    else
-      top = std::max(top, nic.rate_gbps);
   }
+  const double top = top_rate(m, choice);
   for (size_t n = 0; n < m.nics.size(); ++n) {
     const Nic& nic = m.nics[n];
     if (!choice[n].used || nic.rate_gbps == 0 || nic.rate_gbps >= top) continue;
@@ -71,9 +90,9 @@ void drop_unlike(const Machine& m, const std::vector<int>& gpus, std::vector<Nic
 // the site names the ports to use.
 void drop_far(const Machine& m, const std::vector<int>& gpus, const Policy& policy,
               std::vector<NicChoice>& choice) {
-  std::vector<int> every;
-  for (size_t g = 0; g < m.gpus.size(); ++g) every.push_back(static_cast<int>(g));
+  const std::vector<int> every = all_gpus(m);
   std::vector<bool> keep(m.nics.size(), false), below_switch(m.nics.size(), false);
+  std::vector<bool> as_near(m.nics.size(), false);
   for (size_t n = 0; n < m.nics.size(); ++n)
     below_switch[n] =
         !policy.nic_include.empty() || nearest_tier(m, static_cast<int>(n), every) == 0;
@@ -87,13 +106,20 @@ void drop_far(const Machine& m, const std::vector<int>& gpus, const Policy& poli
     for (size_t n = 0; n < m.nics.size(); ++n)
       if (choice[n].used) best = std::min(best, rank(n));
     for (size_t n = 0; n < m.nics.size(); ++n) {
-      if (!choice[n].used || rank(n) != best) continue;
+      if (!choice[n].used) continue;
+      as_near[n] = as_near[n] || rank(n).first == best.first;
+      if (rank(n) != best) continue;
       keep[n] = true;
       others = std::min(others, row[n].level);
     }
   }
   for (size_t n = 0; n < m.nics.size(); ++n) {
     if (!choice[n].used || keep[n]) continue;
+    if (as_near[n]) {
+      choice[n] = {false, "below no GPU's switch, as others are: taken for storage or management"};
+      choice[n].as_near = true;
+      continue;
+    }
     Level nearest = Level::sys;
     for (int g : gpus) nearest = std::min(nearest, m.near[static_cast<size_t>(g)][n].level);
     choice[n] = {false, std::string("farther from every GPU than others: ") + name_of(nearest) +
@@ -123,15 +149,22 @@ void drop_parts(const Machine& m, std::vector<NicChoice>& choice) {
   }
 }
 
-// NCCL reads no more of a list than this.
+// NCCL reads no more of a list than this. Each GPU's first port comes before anyone's second.
 void cut_list(const Machine& m, const std::vector<int>& gpus, std::vector<NicChoice>& choice) {
   constexpr size_t limit = 32;
   std::vector<size_t> order;
-  std::set<int> paired;
-  for (const auto& nics : pair_nics(m, gpus, choice)) paired.insert(nics.begin(), nics.end());
-  for (const bool first : {true, false})
-    for (size_t n = 0; n < m.nics.size(); ++n)
-      if (choice[n].used && paired.contains(static_cast<int>(n)) == first) order.push_back(n);
+  std::vector<bool> taken(m.nics.size(), false);
+  const auto take = [&](size_t n) {
+    if (choice[n].used && !taken[n]) order.push_back(n);
+    taken[n] = true;
+  };
+  const auto pairs = pair_nics(m, gpus, choice);
+  size_t rounds = 0;
+  for (const auto& nics : pairs) rounds = std::max(rounds, nics.size());
+  for (size_t round = 0; round < rounds; ++round)
+    for (const auto& nics : pairs)
+      if (round < nics.size()) take(static_cast<size_t>(nics[round]));
+  for (size_t n = 0; n < m.nics.size(); ++n) take(n);
   for (size_t i = limit; i < order.size(); ++i)
     choice[order[i]] = {false, "NCCL takes 32 ports, and others are nearer or come first", true};
 }

@@ -59,33 +59,30 @@ void Planner::take_cores_of_step() {
   const char* fix =
       "make CPUs, Sockets, CoresPerSocket and ThreadsPerCore in slurm.conf match `slurmd -C`";
   allowed_ = m_.allowed;
-  if (m_.cores.empty()) {
-    warn("cores-unknown", "the topology names no CPUs: CPUs and memory are left alone",
-         "use lstopo --of xml on the machine itself");
+  // What is left alone in any case is not missed.
+  const auto unknown = [&](std::string message, const char* mend) {
     cores_known_ = false;
-    return;
-  }
+    const bool cpus = p_.cpu != CpuMode::off && !a_.asked.cpu;
+    const bool mems = p_.mem != MemMode::off && !a_.asked.mem;
+    if (cpus || mems || p_.gpu == GpuMode::closest)
+      warn("cores-unknown", std::move(message) + ": CPUs and memory are left alone", mend);
+  };
+  if (m_.cores.empty())
+    return unknown("the topology names no CPUs", "use lstopo --of xml on the machine itself");
   if (a_.cores) {
     CpuSet of_step;
     for (int c : *a_.cores) {
-      if (c < 0 || c >= static_cast<int>(m_.cores.size())) {
-        warn("cores-unknown",
-             "the step has core " + std::to_string(c) + ", but this machine has " +
-                 count_of(m_.cores.size(), "core", "cores") + ": CPUs and memory are left alone",
-             fix);
-        cores_known_ = false;
-        return;
-      }
+      if (c < 0 || c >= static_cast<int>(m_.cores.size()))
+        return unknown("the step has core " + std::to_string(c) + ", but this machine has " +
+                           count_of(m_.cores.size(), "core", "cores"),
+                       fix);
       for (int cpu : core(c).cpus) of_step.set(static_cast<size_t>(cpu));
     }
     allowed_ &= of_step;
   }
   for (size_t c = 0; c < m_.cores.size(); ++c)
     if (!threads(static_cast<int>(c)).empty()) cores_.push_back(static_cast<int>(c));
-  if (!cores_.empty()) return;
-  warn("cores-unknown",
-       "this process may use none of the step's cores: CPUs and memory are left alone", fix);
-  cores_known_ = false;
+  if (cores_.empty()) unknown("this process may use none of the step's cores", fix);
 }
 
 Result<std::vector<std::vector<int>>> Planner::mapped_gpus() {

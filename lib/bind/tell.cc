@@ -138,6 +138,12 @@ void Planner::tell_ports() {
       warn("nic-closed",
            "port " + to_string(port) + " beside " + name(g) + " cannot be opened by this user",
            "the rights of its /dev/infiniband/uverbs device, and the job's device cgroup");
+    if (plan_.nics[n].as_near && !warned("nic-spare"))
+      warn("nic-spare",
+           "port " + to_string(port) +
+               " is as near to a GPU as the one which that got, but below no GPU's switch: it is "
+               "taken for storage or management, and left out",
+           "if it is for jobs: nic-include in gpu-bind.conf, or --gpu-bind-nic=all", true);
     tell_slow(n);
   }
 }

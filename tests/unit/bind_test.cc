@@ -88,6 +88,18 @@ TEST_CASE("more ports than GPUs: each GPU gets an equal number, the rest idles")
   CHECK(p.ranks[1].nics.size() == 2);
 }
 
+TEST_CASE("where NCCL takes no more ports, each GPU keeps as many of its own") {
+  Machine m = box({2, 1, 16, 1, 16});
+  for (int g = 0; g < 8; ++g) add_gpu(m, g / 4);
+  for (int n = 0; n < 40; ++n) add_nic(m, n / 20);
+  for (int n = 0; n < 40; ++n) link(m, n / 5, n, Level::pix);
+  const Plan p = make(m);
+  for (int r = 0; r < 8; ++r) {
+    CAPTURE(r);
+    CHECK(p.ranks[static_cast<size_t>(r)].nics == range(5 * r, 5 * r + 3));
+  }
+}
+
 TEST_CASE("a GPU gives way when another has no other port") {
   // GPU 0 is as near to ports 0 and 1, GPU 1 only to port 0.
   Machine m = box({1, 1, 4, 1, 4});
@@ -140,6 +152,41 @@ TEST_CASE("RoCE beside the GPUs wins over InfiniBand far away") {
   add_nic(m, 0);
   for (int g = 0; g < 2; ++g) link(m, g, g, Level::pix);
   CHECK(make(m).used_nics() == std::vector<int>{0, 1});
+}
+
+TEST_CASE("a storage port that is faster than those beside the GPUs is still for storage") {
+  // RoCE of 100 Gb/s beside each GPU, a BlueField of 400 Gb/s beside none.
+  Machine m = box({2, 1, 8, 1, 8});
+  for (int g = 0; g < 4; ++g) add_gpu(m, g / 2);
+  for (int n = 0; n < 4; ++n) add_nic(m, n / 2, LinkLayer::ethernet, 100);
+  add_nic(m, 0, LinkLayer::ethernet, 400);
+  for (int g = 0; g < 4; ++g) link(m, g, g, Level::pix);
+  CHECK(make(m).used_nics() == range(0, 3));
+  // Nor does it slow down a step whose GPU's own port is dead.
+  m.nics[0].active = false;
+  Allocation one;
+  one.gpus = std::vector<int>{0};
+  CHECK(make(m, one).used_nics() == std::vector<int>{1});
+}
+
+TEST_CASE("a port that is below no switch is left out, with advice where a GPU could use it") {
+  // Two GPUs below a switch with a port, two beside another port, all of one socket.
+  Machine m = box({1, 1, 8, 1, 8});
+  for (int g = 0; g < 4; ++g) add_gpu(m, 0);
+  for (int n = 0; n < 2; ++n) add_nic(m, 0);
+  for (int g = 0; g < 2; ++g) link(m, g, 0, Level::pix);
+  const Plan p = make(m);
+  CHECK(p.used_nics() == std::vector<int>{0});
+  CHECK(p.nics[1].why == "below no GPU's switch, as others are: taken for storage or management");
+  CHECK(warns(p, "nic-spare"));
+  Policy site;
+  site.nic_include = {"mlx5_*"};
+  const Plan included = make(m, {}, site);
+  CHECK(nics(included) == std::vector<int>{0, 0, 1, 1});
+  CHECK_FALSE(warns(included, "nic-spare"));
+  // Where each GPU has a nearer one there is nothing to say.
+  for (int g = 2; g < 4; ++g) link(m, g, 0, Level::pxb);
+  CHECK_FALSE(warns(make(m), "nic-spare"));
 }
 
 TEST_CASE("closest keeps the ports that GPUs were paired with") {
@@ -538,6 +585,15 @@ TEST_CASE("an allocation that is not of this machine") {
     CHECK_FALSE(r.mem.has_value());
   }
   CHECK(gpus(p) == range(0, 7));
+
+  // Whoever wants neither CPUs nor memory misses nothing; strict would stop the step for nothing.
+  Policy none;
+  none.cpu = CpuMode::off;
+  CHECK(warns(make(hgx_h100(), a, none), "cores-unknown"));
+  none.mem = MemMode::off;
+  CHECK_FALSE(warns(make(hgx_h100(), a, none), "cores-unknown"));
+  a.asked = {true, true, false};
+  CHECK_FALSE(warns(make(hgx_h100(), a), "cores-unknown"));
 
   a = {};
   a.ranks = max_local_ranks + 1;
