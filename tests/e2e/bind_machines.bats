@@ -11,15 +11,19 @@ dgx=topologies/topo-m/dgx-a100.topo.txt
 frontier=topologies/hwloc/mpibind-eas-tioga.xml
 
 setup_file() {
-  need_shared $dgx
-  need_shared $frontier
+  [ -e "${TL_SHARED:-}/$dgx" ] && [ -e "${TL_SHARED:-}/$frontier" ] || return 0
   own_lab --nodes 2 --cpus 64 --sockets 2 --gpus 8 \
     --topology "n1=$TL_SHARED/$dgx" --topology "n2=$TL_SHARED/$frontier"
 }
 
 teardown_file() { [ ! -e "$TL_BUILD/lab-own/state" ] || own_lab_down; }
 
-setup() { need_nodes 2; }
+# Not in setup_file: Bats 1.8 takes a skip there for a failure.
+setup() {
+  need_shared $dgx
+  need_shared $frontier
+  need_nodes 2
+}
 
 both() { srun -N2 --exclusive --ntasks-per-node=8 -c8 --gpus-per-node=8 --gpu-bind-policy=auto "$@"; }
 

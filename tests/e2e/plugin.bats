@@ -189,7 +189,8 @@ gpu 1" ]
   [ "$(sort <<< "$output")" = "0 0 
 1 1 " ]
   [ "$(grep -c 'Slurm chose GPUs for each task' <<< "$stderr")" = 1 ]
-  run srun -n2 --export=NONE --gpus-per-task=1 --gpu-bind-strict=yes /bin/true
+  # Memory nodes that this machine may lack would stop the step first.
+  run srun -n2 --export=NONE --gpus-per-task=1 --gpu-bind-mem=off --gpu-bind-strict=yes /bin/true
   [ "$status" != 0 ]
   [[ $output == *"job step stopped: Slurm chose GPUs for each task"* ]]
 }

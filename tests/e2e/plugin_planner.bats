@@ -229,10 +229,10 @@ none empty" ]
 @test "a planner that others could have changed is not run" {
   fake_plan "rank 0" "rank 1"
   chmod o+w "$planner"
-  check_failure "must be root's and writable by nobody else"
+  check_failure "others than root can write it"
   chmod o-w "$planner"
   chown nobody "$planner"
-  check_failure "must be root's and writable by nobody else"
+  check_failure "does not belong to root"
   [ ! -e "$started" ]
 }
 
@@ -240,7 +240,7 @@ none empty" ]
   fake_plan "rank 0" "rank 1"
   site bind=always
   chmod o+w "$conf"
-  check_failure "must be root's and writable by nobody else"
+  check_failure "others than root can write it"
   # Steps that did not ask are none the wiser.
   run gpus true
   [ "$status" = 0 ]
