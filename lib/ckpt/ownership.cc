@@ -39,10 +39,12 @@ std::string owner_in(const Directory& dir, const std::string& name) {
   return owner.empty() || !printable ? "another job" : owner;
 }
 
-// For a message to others and no more: a full disk is no reason not to start.
+// For a message to others and no more: a full disk is no reason not to start. In this order there
+// is a whole line at all times.
 void write_owner(const Fd& file, const std::string& owner) {
   const std::string line = owner + "\n";
-  (void)(ftruncate(file.get(), 0) == 0 && pwrite(file.get(), line.data(), line.size(), 0) > 0);
+  if (pwrite(file.get(), line.data(), line.size(), 0) == static_cast<ssize_t>(line.size()))
+    (void)!ftruncate(file.get(), static_cast<off_t>(line.size()));
 }
 
 std::string host_name() {
