@@ -51,6 +51,7 @@ class Planner {
   void tell_slow(size_t nic);
   void tell_places();
   int loser(size_t nic) const;
+  bool has_like(const RankPlan& r, size_t nic) const;
 
   const Gpu& gpu(int g) const { return m_.gpus[static_cast<size_t>(g)]; }
   const Core& core(int c) const { return m_.cores[static_cast<size_t>(c)]; }

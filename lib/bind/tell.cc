@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "bind/planner.h"
 
@@ -176,8 +177,18 @@ int Planner::loser(size_t n) const {
     for (int g : r.gpus) {
       const Level level = m_.near[static_cast<size_t>(g)][n].level;
       if (level <= Level::phb && (!r.gpu_nic || level < *r.gpu_nic)) return g;
+      // Farther off only if it is of the kind that the rank uses: other cards have idle ports.
+      if (level == Level::node && r.gpu_nic == Level::sys && has_like(r, n)) return g;
     }
   return -1;
+}
+
+bool Planner::has_like(const RankPlan& r, size_t n) const {
+  const auto kind = [](const Nic& port) {
+    return std::make_tuple(port.vendor, port.device, port.link_layer);
+  };
+  return std::any_of(r.nics.begin(), r.nics.end(),
+                     [&](int own) { return kind(nic(own)) == kind(m_.nics[n]); });
 }
 
 void Planner::tell_places() {

@@ -145,6 +145,19 @@ TEST_CASE("ports that are down, slow or of another network are left out, and why
   }
 }
 
+TEST_CASE(
+    "a dead port on the GPU's socket is told where the rank has to cross to another like it") {
+  Machine m = box({2, 1, 8, 1, 8});
+  for (int g = 0; g < 2; ++g) add_gpu(m, g);
+  for (int n = 0; n < 2; ++n) add_nic(m, n);
+  m.nics[0].active = false;
+  CHECK(make(m).ranks[0].gpu_nic == Level::sys);
+  CHECK(warns(make(m), "nic-down"));
+  // An idle port of another card is none of its business.
+  m.nics[0].device = 0x1015;
+  CHECK_FALSE(warns(make(m), "nic-down"));
+}
+
 TEST_CASE("RoCE beside the GPUs wins over InfiniBand far away") {
   Machine m = box({2, 1, 8, 1, 8});
   for (int g = 0; g < 2; ++g) add_gpu(m, g);
