@@ -26,22 +26,33 @@ End run_traced(const Job& job, Sheet& sheet, const std::vector<std::string>& how
   return running.wait();
 }
 
-// What strace calls what changes something, and what faults.cc does.
-const std::map<std::string, std::string> names{
-    {"mkdir", "mkdir"},        {"mkdirat", "mkdir"},
-    {"creat", "create"},       {"write", "write"},
-    {"pwrite64", "write"},     {"writev", "write"},
-    {"pwritev", "write"},      {"fsync", "fsync"},
-    {"fdatasync", "fsync"},    {"sync_file_range", "fsync"},
-    {"rename", "rename"},      {"renameat", "rename"},
-    {"renameat2", "rename"},   {"unlink", "unlink"},
-    {"unlinkat", "unlink"},    {"rmdir", "unlink"},
-    {"ftruncate", "truncate"}, {"truncate", "truncate"},
-    {"fallocate", "allocate"}, {"link", "link"},
-    {"linkat", "link"},        {"symlinkat", "link"},
-    {"fchmod", "chmod"},       {"fchmodat", "chmod"},
-    {"fsetxattr", "xattr"},    {"copy_file_range", "write"},
-    {"sendfile", "write"}};
+// What strace calls what changes something, and what faults.cc does. (sync_file_range is advice.)
+const std::map<std::string, std::string> names{{"mkdir", "mkdir"},
+                                               {"mkdirat", "mkdir"},
+                                               {"creat", "create"},
+                                               {"write", "write"},
+                                               {"pwrite64", "write"},
+                                               {"writev", "write"},
+                                               {"pwritev", "write"},
+                                               {"fsync", "fsync"},
+                                               {"fdatasync", "fsync"},
+                                               {"rename", "rename"},
+                                               {"renameat", "rename"},
+                                               {"renameat2", "rename"},
+                                               {"unlink", "unlink"},
+                                               {"unlinkat", "unlink"},
+                                               {"rmdir", "unlink"},
+                                               {"ftruncate", "truncate"},
+                                               {"truncate", "truncate"},
+                                               {"fallocate", "allocate"},
+                                               {"link", "link"},
+                                               {"linkat", "link"},
+                                               {"symlinkat", "link"},
+                                               {"fchmod", "chmod"},
+                                               {"fchmodat", "chmod"},
+                                               {"fsetxattr", "xattr"},
+                                               {"copy_file_range", "write"},
+                                               {"sendfile", "write"}};
 
 // Changes to `root`, by kind, in strace's log.
 std::map<std::string, int> changes_in(const std::string& log, const std::string& root) {
