@@ -268,7 +268,7 @@ std::string clean_up(const Job& job) {
 std::string judge(const Job& job, uint64_t durable, const std::vector<int>& per_node, size_t bad) {
   Job next = job;
   next.per_node = per_node;
-  next.steps = {8};
+  next.steps.assign(1, 8);
   next.wait_for_tracer = false;
   next.largest_file = 0;
   SharedSheet sheet;
