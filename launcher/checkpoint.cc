@@ -26,8 +26,9 @@ constexpr const char* usage = R"(usage: train-launch checkpoint COMMAND ...
   import INPUT       such weights as the beginning of a run
   gc RUN             remove what jobs that were cut short have left behind
 
-CHECKPOINT, A and B are the directory of one, or a run directory, of which they mean the newest or
-that of --step. Each command has a --help. train-launch-checkpoint(1) has the exit codes.
+CHECKPOINT, A and B are the directory of one, or a run directory, of which they mean the newest;
+--step names another CHECKPOINT. Each command has a --help. train-launch-checkpoint(1) has the exit
+codes.
 )";
 
 using Arguments = std::vector<std::string>;

@@ -30,6 +30,9 @@ class Comparer {
     Side sides[2];
     for (auto [dir, side] : {std::pair{&a, &sides[0]}, std::pair{&b, &sides[1]}})
       if (auto s = open(*dir, *side); !s) return forward(s);
+    if (!slot_.empty() && !slots_of(sides[0].manifest).contains(slot_) &&
+        !slots_of(sides[1].manifest).contains(slot_))
+      return fail("neither checkpoint has a slot " + slot_, exit_code::usage);
     std::vector<std::pair<std::string, std::string>> common;
     const auto slots = match(sides[0].manifest, sides[1].manifest, common);
     for (const std::string& name : slots) result_.slots[name], result_.tensors[name];

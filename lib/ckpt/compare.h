@@ -34,8 +34,8 @@ struct Comparison {
   bool equal() const { return differing.empty() && unmatched.empty(); }
 };
 
-// Compares tensors of the same name; `slot`, when not empty, only in this one. Every byte read is
-// verified, and a few MiB are in memory at a time.
+// Compares tensors of the same name; `slot`, when not empty, only in this one, which at least one
+// of the two must have (usage). Every byte read is verified, and a few MiB are in memory at a time.
 Result<Comparison> compare(const Directory& a, const Directory& b, const std::string& slot,
                            const Progress& progress);
 

@@ -159,6 +159,7 @@ END
   "$program" train small.conf --run-dir=short --train.steps=2 > log
   gives 0 "bitwise equal" diff short again/step-000000002 --slot=weight
   [[ $output == *"train.steps: 2 and 3"* ]]
+  gives 2 "neither checkpoint has a slot wieght" diff short again --slot=wieght
   checkpoint diff short again --slot=weight --format=json > diff.json || [ $? = 1 ]
   python3 - << 'END' || return
 import json

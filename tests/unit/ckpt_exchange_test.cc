@@ -381,6 +381,9 @@ TEST_CASE("checkpoints of different steps and worlds are compared") {
   CHECK(moved->slots.at("m").largest == doctest::Approx(1e6).epsilon(0.01));  // known_value()
   CHECK(moved->tensors.at("m") == known_sizes().size());
   CHECK(moved->remarks.front() == "step: 4 and 5");
+  auto mistyped = compare(one, later, "wieght", {});
+  REQUIRE(!mistyped);
+  CHECK(mistyped.error().exit == exit_code::usage);
   write_file(shard(dir / "three", 4, 1), "x");
   CHECK(!compare(one, three, "", {}));
 }
