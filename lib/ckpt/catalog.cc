@@ -90,10 +90,24 @@ Status add_all(const Directory& dir, Level level, const std::string& node,
   return {};
 }
 
-std::string last_name(const std::string& path) {
-  std::filesystem::path p = std::filesystem::path(path).lexically_normal();
-  if (!p.has_filename()) p = p.parent_path();
-  return p.filename().string();
+std::filesystem::path without_slash(const std::filesystem::path& path) {
+  const std::filesystem::path p = path.lexically_normal();
+  return p.has_filename() ? p : p.parent_path();
+}
+
+std::string last_name(const std::string& path) { return without_slash(path).filename().string(); }
+
+std::filesystem::path absolute(const std::string& path) {
+  std::error_code unknown;
+  return without_slash(std::filesystem::absolute(path, unknown));
+}
+
+// The node that a run's local directory is of, "<id>.<node>"; empty: it is none.
+std::string node_of(const std::string& path) {
+  const std::string name = absolute(path).filename().string();
+  const bool local = name.size() > id_length && name[id_length] == '.' &&
+                     is_id(std::string_view(name).substr(0, id_length));
+  return local ? name.substr(id_length + 1) : "";
 }
 
 }  // namespace
@@ -142,7 +156,9 @@ Result<std::vector<Found>> catalog(const std::string& run, const std::string& lo
   auto places = local_places(*dir, local_dir);
   if (!places) return forward(places);
   std::vector<Found> all;
-  if (auto s = add_all(*dir, Level::shared, "", all); !s) return forward(s);
+  const std::string node = node_of(run);
+  const Level level = node.empty() ? Level::shared : Level::local;
+  if (auto s = add_all(*dir, level, node, all); !s) return forward(s);
   for (const LocalPlace& place : *places) {
     auto local = Directory::open(place.path);
     if (!local) return forward(local);
@@ -166,12 +182,7 @@ std::optional<uint64_t> step_in(const std::string& path) {
 }
 
 bool is_local_part(const std::string& path) {
-  std::error_code unknown;
-  const std::filesystem::path whole = std::filesystem::absolute(path, unknown).lexically_normal();
-  const std::string parent =
-      (whole.has_filename() ? whole : whole.parent_path()).parent_path().filename().string();
-  return parent.size() > id_length && parent[id_length] == '.' &&
-         is_id(std::string_view(parent).substr(0, id_length));
+  return !node_of(absolute(path).parent_path().string()).empty();
 }
 
 Result<Directory> find_checkpoint(const std::string& place, std::optional<uint64_t> step) {

@@ -36,7 +36,8 @@ struct Found {
 
 // Everything in a run directory that is, was or was to be a checkpoint, by rising step, and within
 // one the shared level first. `local_dir`, when not empty: the checkpoint.local-dir of the run, for
-// what this host has there. Looks at manifests and at the sizes of files, not into them.
+// what this host has there. `run` may also be one such place. Looks at manifests and at the sizes
+// of files, not into them.
 Result<std::vector<Found>> catalog(const std::string& run, const std::string& local_dir);
 
 // The directories below `local_dir` that are this run's, with the node that each is of.

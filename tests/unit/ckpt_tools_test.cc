@@ -260,6 +260,26 @@ TEST_CASE("gc removes litter and leaves what is committed, set aside, or not its
   CHECK(damage(step_path(run, 7)) == "");
 }
 
+TEST_CASE("a node's part of a run is listed and retained, though other nodes have the rest") {
+  Temporary dir;
+  const std::string id = "0123456789abcdef", local = dir / (id + ".n1");
+  for (uint64_t step : {1, 2, 3}) {
+    save_tiny(local, step);
+    std::filesystem::remove(shard(local, step, 0));
+  }
+  auto found = catalog(local, "");
+  REQUIRE(found);
+  REQUIRE(found->size() == 3);
+  for (const Found& f : *found) {
+    CHECK(f.standing == Standing::verified);
+    CHECK(f.level == Level::local);
+    CHECK(f.node == "n1");
+  }
+  auto kept = clean(local, {.keep = 2});
+  REQUIRE(kept);
+  CHECK(names(kept->removed) == std::vector<std::string>{"step-000000001"});
+}
+
 TEST_CASE("gc keeps off a run in use, and off what may be another host's save") {
   Temporary dir;
   const std::string run = dir / "run";
