@@ -111,6 +111,7 @@ class Export {
 // A directory that appears as a whole.
 Status write_fresh(Export& files, const Directory& parent, const std::string& name) {
   const std::string temporary = "." + name + "." + random_hex() + ".tmp";
+  std::string present = temporary;
   if (auto s = parent.make(temporary); !s) return s;
   auto done = [&]() -> Status {
     auto inside = parent.enter(temporary);
@@ -119,13 +120,12 @@ Status write_fresh(Export& files, const Directory& parent, const std::string& na
     bool taken = false;
     auto renamed = parent.rename_new(temporary, name, &taken);
     if (taken) return fail(parent.path_of(name) + " exists already", exit_code::usage);
-    return renamed;
+    if (!renamed) return renamed;
+    present = name;
+    return parent.sync();
   }();
-  if (!done) {
-    (void)parent.remove(temporary, config_name);
-    return done;
-  }
-  return parent.sync();
+  if (!done) (void)parent.remove(present, config_name);
+  return done;
 }
 
 Status write_into(Export& files, const Directory& dir) {
