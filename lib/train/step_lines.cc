@@ -26,7 +26,7 @@ Result<StepLines> StepLines::open(const std::string& path, uint64_t step) {
       const json j = parse_step_line(line);
       const bool keep = !j.is_discarded() && step > 0 && j["step"].get<uint64_t>() <= step;
       if (keep) kept += line + "\n";
-      all &= keep;
+      all &= keep && !in.eof();  // a full disk may have cut off the end of the last line
     }
   }
   const std::string scratch = path + ".tmp";

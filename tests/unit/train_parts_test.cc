@@ -102,6 +102,21 @@ TEST_CASE("the record of a run is cut where the run goes on") {
   CHECK(read_file(dir / "metrics.jsonl") == "");
 }
 
+TEST_CASE("a line that lost its end to a full disk takes no other with it") {
+  Temporary dir;
+  write_file(dir / "metrics.jsonl", R"({"step":1,"validation_loss":2.0})");
+  {
+    auto m = Metrics::open(dir.path(), 1);
+    REQUIRE(m);
+    CHECK(m->add_validation(2, 1.5));
+  }
+  auto curves = read_metrics(dir.path());
+  REQUIRE(curves);
+  REQUIRE(curves->validation.size() == 2);
+  CHECK(curves->validation[0].loss == 2.0);
+  CHECK(curves->validation[1].loss == 1.5);
+}
+
 TEST_CASE("a record behind a link is not written to") {
   Temporary dir;
   write_file(dir / "elsewhere", "");
