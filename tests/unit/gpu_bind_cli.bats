@@ -290,6 +290,12 @@ END
   (exec > "$fifo"; sleep 7; cat "$facts") &
   [ "$(read_of "$fifo")" = 1 ]
   wait
+  # One that comes and goes without a word, with a name and without.
+  (: > "$fifo") &
+  run timeout 60 "$planner" doctor "$fifo"
+  [ "$status" -eq 2 ]
+  [[ $output != *"nobody has opened"* ]]
+  wait
   run timeout 60 "$planner" doctor <(true)
   [ "$status" -eq 2 ]
 }
