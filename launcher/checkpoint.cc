@@ -202,7 +202,7 @@ Result<int> run_gc(const Arguments& arguments) {
   table.whole("keep-every", &options.keep_every, 0, INT64_MAX,
               "with --keep: multiples of so many steps stay; 0: none");
   table.text("local-dir", &local_dir, "checkpoint.local-dir of the run, to clean it too", false);
-  table.flag("force", &options.force, "also a save that another host may be busy with");
+  table.flag("force", &options.force, "also what another host may be busy writing");
   auto go = read(table, arguments, "gc RUN [OPTION...]");
   if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
   if (keep) options.keep = static_cast<int>(std::min<uint64_t>(*keep, 1'000'000'000));

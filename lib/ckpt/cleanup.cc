@@ -56,21 +56,29 @@ class Cleaning {
   void remove(const Found& f, const std::string& why) {
     // A link, or a file: not ours, whatever its name.
     if (auto inside = dir_.enter(f.name); !inside) return leave(f, inside.error().what);
-    const int64_t quiet = std::time(nullptr) - f.modified;
-    if (f.standing == Standing::unfinished && !held_.sure && !options_.force &&
-        quiet < quiet_seconds)
-      return leave(f, "changed " + std::to_string(std::max<int64_t>(quiet, 0)) +
-                          " s ago, and the lock may not tell of a save by " +
-                          (held_.last_owner.empty() ? "another host" : held_.last_owner));
+    if (f.standing == Standing::unfinished)
+      if (std::string stays = why_wait(f.modified); !stays.empty())
+        return leave(f, std::move(stays));
     if (!options_.dry_run)
       if (auto s = dir_.remove(f.name, manifest_name); !s) return leave(f, s.error().what);
     cleaned_.removed.push_back({f.path, f.bytes, why});
+  }
+
+  // What another host's job may be writing stays, and this is why; empty: nobody is.
+  std::string why_wait(int64_t modified) const {
+    const int64_t quiet = std::time(nullptr) - modified;
+    if (held_.sure || options_.force || quiet >= quiet_seconds) return "";
+    return "changed " + std::to_string(std::max<int64_t>(quiet, 0)) +
+           " s ago, and the lock may not tell of " +
+           (held_.last_owner.empty() ? "another host" : held_.last_owner);
   }
 
   // Of Directory::write_over.
   void remove_scratch(const std::string& name) {
     auto file = dir_.read(name);
     if (!file) return cleaned_.left.push_back({dir_.path_of(name), 0, file.error().what});
+    if (std::string why = why_wait(file->modified); !why.empty())
+      return cleaned_.left.push_back({dir_.path_of(name), file->bytes, std::move(why)});
     if (!options_.dry_run)
       if (auto s = dir_.remove_file(name); !s)
         return cleaned_.left.push_back({dir_.path_of(name), file->bytes, s.error().what});

@@ -15,7 +15,7 @@ struct CleanOptions {
   bool set_aside = false;     // also what runs have set aside as bad or abandoned
   std::optional<int> keep{};  // also committed checkpoints, by retention.h's rule; 0: none
   int64_t keep_every = 0;     // steps whose multiples stay all the same
-  bool force = false;         // also what may be another host's save in progress
+  bool force = false;         // also what another host may be writing
 };
 
 struct Cleaned {
@@ -28,7 +28,7 @@ struct Cleaned {
 };
 
 // The lock is held meanwhile. A directory that a job has is an error and left as it is. Where locks
-// may not tell of jobs on other hosts, a save in which something has changed within the last hour
+// may not tell of jobs on other hosts, what is unfinished and has changed within the last hour
 // stays. Links are neither followed nor removed.
 Result<Cleaned> clean(const std::string& run, const CleanOptions& options);
 

@@ -71,7 +71,8 @@ std::vector<std::string> names(const std::vector<Cleaned::Entry>& entries) {
 
 void make_old(const std::string& path) {
   const utimbuf old{1'000'000'000, 1'000'000'000};
-  for (auto& e : std::filesystem::directory_iterator(path)) utime(e.path().c_str(), &old);
+  if (std::filesystem::is_directory(path))
+    for (auto& e : std::filesystem::directory_iterator(path)) utime(e.path().c_str(), &old);
   utime(path.c_str(), &old);
 }
 
@@ -233,7 +234,8 @@ TEST_CASE("gc removes litter and leaves what is committed, set aside, or not its
   write_file(elsewhere + "/precious", "x");
   std::filesystem::create_directory_symlink(elsewhere, run + "/.trash.link");
   std::filesystem::create_symlink(elsewhere + "/precious", run + "/.trash.0123/link");
-  for (const char* name : {"/.step-000000007.0123.tmp", "/.trash.0123"}) make_old(run + name);
+  for (const char* name : {"/.step-000000007.0123.tmp", "/.trash.0123", "/.run.starts.tmp"})
+    make_old(run + name);
 
   const auto before = entries(run);
   auto dry = clean(run, {.dry_run = true});
@@ -298,15 +300,18 @@ TEST_CASE("gc keeps off a run in use, and off what may be another host's save") 
     CHECK(std::filesystem::exists(saving));
   }
   // The lock is free, but the job that had it last ran on a host whose locks may not be seen here.
+  write_file(run + "/.run.starts.tmp", "x");
   auto unsure = clean(run, {});
   REQUIRE(unsure);
   CHECK(unsure->removed.empty());
-  REQUIRE(unsure->left.size() == 1);
-  CHECK(unsure->left[0].why.find("job 7") != std::string::npos);
+  REQUIRE(unsure->left.size() == 2);
+  for (const auto& left : unsure->left) CHECK(left.why.find("job 7") != std::string::npos);
   make_old(saving);
+  make_old(run + "/.run.starts.tmp");
   auto sure = clean(run, {});
   REQUIRE(sure);
-  CHECK(names(sure->removed) == std::vector<std::string>{".step-000000002.0123.tmp"});
+  CHECK(names(sure->removed) ==
+        std::vector<std::string>{".run.starts.tmp", ".step-000000002.0123.tmp"});
   std::filesystem::create_directory(saving);
   CHECK(clean(run, {.force = true})->removed.size() == 1);
 
