@@ -218,6 +218,8 @@ Status OptionTable::read_command_line(const std::vector<std::string>& arguments)
   for (const auto& [what, target] : positionals_) {
     if (!values_.count(what)) return wrong(what + " is missing; see " + command_ + " --help");
     *target = values_[what].as<std::string>();
+    // A variable of the user's script that has no value.
+    if (target->empty()) return wrong(what + " is empty; see " + command_ + " --help");
   }
   return {};
 }

@@ -95,8 +95,10 @@ class Comparer {
   }
 
   void remark(const State& a, const State& b) {
+    // Imported weights lack most options.
+    const auto told = [](const std::string& x) { return x.empty() ? std::string("nothing") : x; };
     auto say = [&](const std::string& what, const std::string& x, const std::string& y) {
-      if (x != y) result_.remarks.push_back(what + ": " + x + " and " + y);
+      if (x != y) result_.remarks.push_back(what + ": " + told(x) + " and " + told(y));
     };
     say("step", std::to_string(a.step), std::to_string(b.step));
     say("samples", std::to_string(a.samples), std::to_string(b.samples));

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "base/printable.h"
 #include "train/collective.h"
 #include "train/settings.h"
 #include "train/words.h"
@@ -153,7 +154,7 @@ void Saving::warn(const std::string& line) const {
   const World& w = control_.world();
   if (w.rank == 0) return record("warning: " + line);
   std::fprintf(stderr, "rank %d (%s): warning: %s\n", w.rank, w.node_name(w.rank).c_str(),
-               line.c_str());
+               one_line(line).c_str());
 }
 
 bool Saving::must_end() {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 namespace trainlaunch {
@@ -20,6 +21,11 @@ Result<StepLines> StepLines::open(const std::string& path, uint64_t step) {
   lines.path_ = path;
   std::string kept;
   bool all = true;
+  // A pipe of that name would be waited for without end.
+  std::error_code unknown;
+  const auto there = std::filesystem::symlink_status(path, unknown);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+    return fail(path + " is not a regular file");
   {
     std::ifstream in(path);
     for (std::string line; std::getline(in, line);) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <span>
 
+#include "base/printable.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "train/collective.h"
@@ -66,7 +67,7 @@ class Run {
   bool speaks() const { return world_.rank == 0; }
   void say(const std::string& line) const {
     if (!speaks()) return;
-    std::printf("%s\n", line.c_str());
+    std::printf("%s\n", one_line(line).c_str());
     std::fflush(stdout);
   }
   // What this rank is at, for those who ask why it is late or has died.

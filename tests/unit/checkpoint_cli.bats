@@ -159,6 +159,8 @@ END
   "$program" train small.conf --run-dir=short --train.steps=2 > log
   gives 0 "bitwise equal" diff short again/step-000000002 --slot=weight
   [[ $output == *"train.steps: 2 and 3"* ]]
+  checkpoint export run --output=weights && checkpoint import weights --output=imported
+  gives 0 "train.seed: 1337 and nothing" diff run imported --slot=weight
   gives 2 "neither checkpoint has a slot wieght" diff short again --slot=wieght
   checkpoint diff short again --slot=weight --format=json > diff.json || [ $? = 1 ]
   python3 - << 'END' || return
@@ -269,6 +271,10 @@ torch_python() {
     [ "$status" = 2 ]
     [ "${#stderr_lines[@]}" = 1 ]
   done
+  # What a script's empty variable names is not the directory that it is in.
+  cd run || return
+  gives 2 "RUN is empty" list ""
+  gives 2 "CHECKPOINT is empty" verify ""
 }
 
 @test "every command has a help" {

@@ -54,6 +54,26 @@ refused() {
   refused 2 "model.width" "$program" generate small.conf --untrained --model.width=7
 }
 
+@test "a run directory with control characters in its name is told as one line, and works" {
+  local evil=$'one\e[31m\nrun'
+  train --run-dir="$evil" > said
+  train --run-dir="$evil" >> said
+  [ "$(tr -d '[:print:]\n' < said | wc -c)" = 0 ]
+  grep -q 'one?\[31m?run is complete' said
+  rm -r "$evil"/step-*4/shard-*
+  train --run-dir="$evil" > said
+  grep -q 'Z checkpoint of step .* cannot be used: .*one?\[31m?run/step' "$evil/run.log"
+  [ "$(grep -cvE '^[0-9-]+T[0-9:]+Z ' "$evil/run.log")" = 0 ]
+}
+
+@test "a pipe in place of a run's records is refused, not waited for" {
+  for name in run.log metrics.jsonl ledger-0.jsonl; do
+    mkdir "$name.run" && mkfifo "$name.run/$name"
+    refused 1 "$name" "$program" train small.conf --data.path=text.txt --data.ledger=yes \
+      --run-dir="$name.run"
+  done
+}
+
 @test "a run that diverges ends with 93 and keeps its good checkpoints" {
   train --run-dir=run > /dev/null
   [ -d run/step-000000004 ]
