@@ -34,7 +34,7 @@ planned() {
       }
       $1 == "rank" {
         finish()
-        rank = $2; cpus = mask; gsub(/{}/, rank, cpus); mem = "default"; delete value
+        rank = $2; cpus = mask; gsub(/[{][}]/, rank, cpus); mem = "default"; delete value
       }
       $1 == "cpus" { cpus = $2 }
       $1 == "mems" && has($3) { mem = ($2 == "bind" ? "bind:" : "prefer:") $3 }

@@ -7,11 +7,13 @@ namespace trainlaunch {
 namespace {
 
 // Rows of a part: many enough to pay for what oneDNN does to `b` first, few enough for many
-// threads.
+// threads, and such that none is left alone (see Matmul::run).
 int64_t part_rows(int64_t rows) {
   constexpr int64_t least = 64, most_parts = 64, vector = 16;
   const int64_t even = (rows + most_parts - 1) / most_parts;
-  return std::max(least, (even + vector - 1) / vector * vector);
+  int64_t part = std::max(least, (even + vector - 1) / vector * vector);
+  while (rows > part && rows % part == 1) part += vector;
+  return part;
 }
 
 Matmul::Shape part(const Matmul::Shape& whole, int64_t rows) {
