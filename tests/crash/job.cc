@@ -59,7 +59,9 @@ class Rank {
     note("started", "");
     if (job_.wait_for_tracer) {
       while (!traced()) usleep(500);
-      usleep(3000);
+      // Attached is not yet watching. A signal, even one that is ignored, waits for the tracer, and
+      // from there on it sees every call.
+      (void)raise(SIGURG);
     }
     for (uint64_t step : job_.steps) save(**writer, step);
     (*writer)->wait();
