@@ -81,13 +81,13 @@ inline std::string_view trim(std::string_view s) {
 
 // Decimal digits and nothing else, at most `max`.
 inline bool parse_number(std::string_view s, uint32_t max, uint32_t& value) {
-  if (s.empty() || s.size() > 10) return false;
+  if (s.empty()) return false;
   uint64_t v = 0;
   for (const char c : s) {
     if (c < '0' || c > '9') return false;
     v = v * 10 + static_cast<unsigned>(c - '0');
+    if (v > max) return false;
   }
-  if (v > max) return false;
   value = static_cast<uint32_t>(v);
   return true;
 }
