@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "boot/boot.h"
+#include "../unit/channels.h"
 
 namespace trainlaunch::crash {
 
@@ -81,24 +81,14 @@ void pass(const char* name, const std::string& what);
 void note(const char* name, const std::string& what);
 
 // A control channel whose gathers are points.
-class CountedControl final : public Control {
+class CountedControl final : public testing::PassedOn<> {
  public:
-  explicit CountedControl(Control& inner) : inner_(inner) {}
-  const World& world() const override { return inner_.world(); }
-  Status put(std::string_view key, std::string_view value) override {
-    return inner_.put(key, value);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    return inner_.get(key, deadline);
-  }
+  using PassedOn::PassedOn;
   Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
                                           Deadline deadline) override {
     pass("gather", std::string(name));
-    return inner_.gather(name, mine, deadline);
+    return PassedOn::gather(name, mine, deadline);
   }
-
- private:
-  Control& inner_;
 };
 
 }  // namespace trainlaunch::crash

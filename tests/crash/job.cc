@@ -20,6 +20,7 @@ namespace {
 
 using testing::Board;
 using testing::BoardControl;
+using testing::world_of;
 
 template <class T>
 T* shared_memory() {
@@ -163,33 +164,22 @@ class Rank {
   Host host_;
 };
 
-World world_of(const std::vector<int>& per_node, int rank) {
-  World world;
-  world.size = std::accumulate(per_node.begin(), per_node.end(), 0);
-  world.rank = rank;
-  world.nodes.clear();
+// One host, which the nodes share.
+std::vector<std::string> names_of(size_t nodes) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  world.node_of.clear();
-  for (size_t n = 0; n < per_node.size(); ++n) {
-    world.nodes.push_back(host + (n > 0 ? "-" + std::to_string(n) : ""));
-    world.node_of.insert(world.node_of.end(), static_cast<size_t>(per_node[n]),
-                         static_cast<int>(n));
-  }
-  world.node = world.node_of[static_cast<size_t>(rank)];
-  world.local_size = per_node[static_cast<size_t>(world.node)];
-  world.local_rank = rank - std::accumulate(per_node.begin(), per_node.begin() + world.node, 0);
-  return world;
+  std::vector<std::string> names{host};
+  for (size_t n = 1; n < nodes; ++n) names.push_back(host + ("-" + std::to_string(n)));
+  return names;
 }
 
 [[noreturn]] void be_rank(const Job& job, const Fault& fault, Sheet& sheet, Board& board,
                           int rank) {
-  const World world = world_of(job.per_node, rank);
   if (job.largest_file > 0) {
     const rlimit limit{job.largest_file, job.largest_file};
     setrlimit(RLIMIT_FSIZE, &limit);
   }
-  BoardControl channel(world, board);
+  BoardControl channel(world_of(job.per_node, names_of(job.per_node.size()), rank), board);
   CountedControl counted(channel);
   arm(sheet, rank, job.root, fault);
   Rank(job, counted, sheet).work();

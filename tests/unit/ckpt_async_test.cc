@@ -12,23 +12,16 @@ using namespace trainlaunch;
 namespace {
 
 // A channel on which the gathers of saves wait until they are let go.
-class Gate final : public Control {
+class Gate final : public testing::PassedOn<> {
  public:
-  explicit Gate(Control& inner) : inner_(inner) {}
-  const World& world() const override { return inner_.world(); }
-  Status put(std::string_view key, std::string_view value) override {
-    return inner_.put(key, value);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    return inner_.get(key, deadline);
-  }
+  using PassedOn::PassedOn;
   Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
                                           Deadline deadline) override {
     if (name.starts_with("save: ")) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return open_; });
     }
-    return inner_.gather(name, mine, deadline);
+    return PassedOn::gather(name, mine, deadline);
   }
   void set(bool open) {
     std::lock_guard lock(mutex_);
@@ -37,7 +30,6 @@ class Gate final : public Control {
   }
 
  private:
-  Control& inner_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool open_ = false;

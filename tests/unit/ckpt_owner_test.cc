@@ -78,16 +78,9 @@ TEST_CASE("a zombie of an older attempt commits nothing and removes nothing") {
 namespace {
 
 // A channel of a job that loses its run directory while it reads a checkpoint back.
-class TakenOver final : public Control {
+class TakenOver final : public testing::PassedOn<> {
  public:
-  TakenOver(Control& inner, const std::string& run) : inner_(inner), run_(run) {}
-  const World& world() const override { return inner_.world(); }
-  Status put(std::string_view key, std::string_view value) override {
-    return inner_.put(key, value);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    return inner_.get(key, deadline);
-  }
+  TakenOver(Control& inner, const std::string& run) : PassedOn(inner), run_(run) {}
   Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
                                           Deadline deadline) override {
     if (name == "save: read back" && now) {
@@ -96,13 +89,12 @@ class TakenOver final : public Control {
       auto dir = Directory::open(run_);
       if (dir) successor = Ownership::take(*dir, "job 2", warnings);
     }
-    return inner_.gather(name, mine, deadline);
+    return PassedOn::gather(name, mine, deadline);
   }
   bool now = false;
   Result<Ownership> successor = fail("none yet");
 
  private:
-  Control& inner_;
   std::string run_;
 };
 

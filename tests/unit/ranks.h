@@ -17,13 +17,12 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "boot/boot.h"
+#include "channels.h"
 
 namespace trainlaunch::testing {
 
@@ -124,14 +123,9 @@ inline std::vector<std::string> run_ranks(const Layout& layout, const Body& body
       mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   Board& board = *new (shared) Board;
 
-  World world;
-  world.size = std::accumulate(layout.per_node.begin(), layout.per_node.end(), 0);
-  world.nodes.clear();
-  world.node_of.clear();
-  for (size_t n = 0; n < layout.per_node.size(); ++n) {
-    world.nodes.push_back("n" + std::to_string(n + 1));
-    world.node_of.insert(world.node_of.end(), layout.per_node[n], static_cast<int>(n));
-  }
+  std::vector<std::string> nodes;
+  for (size_t n = 1; n <= layout.per_node.size(); ++n) nodes.push_back("n" + std::to_string(n));
+  const World world = world_of(layout.per_node, nodes, 0);
   std::vector<std::vector<int>> sockets(world.size);
   for (int a = 0, first = 0; a < world.size; ++a) {
     if (a > 0 && world.node_of[a] != world.node_of[a - 1]) first = a;
@@ -146,8 +140,7 @@ inline std::vector<std::string> run_ranks(const Layout& layout, const Body& body
   }
 
   std::vector<std::pair<pid_t, int>> children;
-  for (int r = 0, first = 0; r < world.size; ++r) {
-    if (r > 0 && world.node_of[r] != world.node_of[r - 1]) first = r;
+  for (int r = 0; r < world.size; ++r) {
     int out[2];
     if (pipe(out) != 0) return {"pipe failed"};
     const pid_t pid = fork();
@@ -158,13 +151,9 @@ inline std::vector<std::string> run_ranks(const Layout& layout, const Body& body
         for (int c = 0; c < layout.cpus; ++c) CPU_SET(c, &set);
         sched_setaffinity(0, sizeof(set), &set);
       }
-      world.rank = r;
-      world.node = world.node_of[r];
-      world.local_rank = r - first;
-      world.local_size = layout.per_node[world.node];
       std::string text;
       {
-        BoardControl control(world, board);
+        BoardControl control(world_of(layout.per_node, nodes, r), board);
         text = body(control, layout.sockets ? sockets[r] : std::vector<int>());
       }
       (void)!write(out[1], text.data(), text.size());

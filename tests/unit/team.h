@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "boot/boot.h"
+#include "channels.h"
 
 namespace trainlaunch {
 
@@ -19,11 +19,9 @@ class Team {
  public:
   explicit Team(int size) : Team(std::vector<int>{size}) {}
   // So many ranks on each node.
-  explicit Team(const std::vector<int>& per_node) {
-    for (size_t n = 0; n < per_node.size(); ++n)
-      node_of_.insert(node_of_.end(), static_cast<size_t>(per_node[n]), static_cast<int>(n));
-    size_ = static_cast<int>(node_of_.size());
-    nodes_ = static_cast<int>(per_node.size());
+  explicit Team(const std::vector<int>& per_node)
+      : per_node_(per_node), size_(std::accumulate(per_node.begin(), per_node.end(), 0)) {
+    for (size_t n = 1; n < per_node.size(); ++n) nodes_.push_back("there" + std::to_string(n));
   }
 
   // Runs `body` once per rank, rank 0 in the calling thread, and returns when all have returned.
@@ -42,18 +40,8 @@ class Team {
  private:
   class Member final : public WorkerControl {
    public:
-    Member(Team& team, int rank) : team_(team) {
-      world_.rank = rank;
-      world_.size = team.size_;
-      world_.node_of = team.node_of_;
-      world_.node = team.node_of_[static_cast<size_t>(rank)];
-      const auto first = std::find(world_.node_of.begin(), world_.node_of.end(), world_.node);
-      world_.local_rank = rank - static_cast<int>(first - world_.node_of.begin());
-      world_.local_size =
-          static_cast<int>(std::count(world_.node_of.begin(), world_.node_of.end(), world_.node));
-      world_.nodes = {"here"};
-      for (int n = 1; n < team.nodes_; ++n) world_.nodes.push_back("there" + std::to_string(n));
-    }
+    Member(Team& team, int rank)
+        : team_(team), world_(testing::world_of(team.per_node_, team.nodes_, rank)) {}
     const World& world() const override { return world_; }
     Status put(std::string_view key, std::string_view value) override {
       std::lock_guard lock(team_.mutex_);
@@ -77,7 +65,7 @@ class Team {
 
    private:
     Team& team_;
-    World world_;
+    const World world_;
     std::vector<int> sockets_;
   };
 
@@ -109,8 +97,9 @@ class Team {
     int arrived = 0;
   };
 
-  int size_ = 0, nodes_ = 0;
-  std::vector<int> node_of_;
+  const std::vector<int> per_node_;
+  const int size_;
+  std::vector<std::string> nodes_{"here"};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;

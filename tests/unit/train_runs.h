@@ -25,27 +25,15 @@ inline std::string words(size_t bytes) {
   return text.substr(0, bytes);
 }
 
-class Worker : public WorkerControl {
+class Worker : public testing::PassedOn<WorkerControl> {
  public:
   Worker(Control& control, const std::vector<int>& sockets)
-      : control_(control), sockets_(sockets) {}
-  const World& world() const override { return control_.world(); }
-  Status put(std::string_view key, std::string_view value) override {
-    return control_.put(key, value);
-  }
-  Result<std::string> get(std::string_view key, Deadline deadline) override {
-    return control_.get(key, deadline);
-  }
-  Result<std::vector<std::string>> gather(std::string_view name, std::string_view mine,
-                                          Deadline deadline) override {
-    return control_.gather(name, mine, deadline);
-  }
+      : PassedOn(control), sockets_(sockets) {}
   const std::vector<int>& local_sockets() const override { return sockets_; }
   void progress(uint64_t, std::string_view) noexcept override {}
   bool failed(std::string_view) noexcept override { return false; }
 
  private:
-  Control& control_;
   std::vector<int> sockets_;
 };
 
