@@ -1,7 +1,6 @@
 #include "ckpt/catalog.h"
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <tuple>
 
@@ -10,12 +9,6 @@ namespace trainlaunch {
 namespace {
 
 constexpr uint64_t longest_reason = 4096;  // bytes
-constexpr size_t id_length = 16;           // of RUN/run.id
-
-bool is_id(std::string_view text) {
-  const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
-  return text.size() == id_length && std::all_of(text.begin(), text.end(), hex);
-}
 
 // "<name of a checkpoint>.<what>" or "... .<what>.<number>": the latter part, or nothing.
 std::string_view set_aside_as(std::string_view name) {
@@ -102,13 +95,8 @@ std::filesystem::path absolute(const std::string& path) {
   return without_slash(std::filesystem::absolute(path, unknown));
 }
 
-// The node that a run's local directory is of, "<id>.<node>"; empty: it is none.
-std::string node_of(const std::string& path) {
-  const std::string name = absolute(path).filename().string();
-  const bool local = name.size() > id_length && name[id_length] == '.' &&
-                     is_id(std::string_view(name).substr(0, id_length));
-  return local ? name.substr(id_length + 1) : "";
-}
+// The node that a run's local directory is of; empty: it is none.
+std::string node_of(const std::string& path) { return node_in(absolute(path).filename().string()); }
 
 }  // namespace
 
@@ -140,11 +128,11 @@ Result<std::vector<LocalPlace>> local_places(const Directory& run, const std::st
   auto names = local->names();
   if (!names) return forward(names);
   // Without an id the run has never had a local directory.
-  const auto id = run.read_text("run.id", id_length);
-  if (!id || !is_id(*id)) return places;
+  const auto id = run.read_text(run_id_name, run_id_length);
+  if (!id || !is_run_id(*id)) return places;
   for (const std::string& name : *names)
-    if (name.starts_with(*id + "."))
-      places.push_back({local->path_of(name), name.substr(id->size() + 1)});
+    if (name.starts_with(local_name(*id, "")))
+      places.push_back({local->path_of(name), node_in(name)});
   std::sort(places.begin(), places.end(),
             [](const LocalPlace& a, const LocalPlace& b) { return a.path < b.path; });
   return places;

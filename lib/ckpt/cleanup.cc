@@ -31,7 +31,7 @@ class Cleaning {
     auto names = dir_.names();
     if (!names) return forward(names);
     for (const std::string& name : *names)
-      if (name.starts_with(".run.") && name.ends_with(".tmp")) remove_scratch(name);
+      if (is_scratch(name)) remove_scratch(name);
     if (!options_.dry_run && !cleaned_.removed.empty())
       if (auto s = dir_.sync(); !s) return forward(s);
     return std::move(cleaned_);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -89,6 +90,23 @@ bool is_temporary(std::string_view name) {
 }
 
 bool is_trash(std::string_view name) { return name.starts_with(".trash."); }
+
+bool is_scratch(std::string_view name) {
+  return name.starts_with(".run.") && name.ends_with(".tmp");
+}
+
+bool is_run_id(std::string_view text) {
+  const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
+  return text.size() == run_id_length && std::all_of(text.begin(), text.end(), hex);
+}
+
+std::string local_name(const std::string& id, const std::string& node) { return id + "." + node; }
+
+std::string node_in(const std::string& name) {
+  const bool local = name.size() > run_id_length && name[run_id_length] == '.' &&
+                     is_run_id(std::string_view(name).substr(0, run_id_length));
+  return local ? name.substr(run_id_length + 1) : "";
+}
 
 Result<Directory> Directory::open(const std::string& path, bool* missing) {
   const std::string name = plain(path);

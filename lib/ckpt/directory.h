@@ -23,6 +23,16 @@ std::string temporary_name(uint64_t step);
 std::string trash_name();
 bool is_temporary(std::string_view name);
 bool is_trash(std::string_view name);
+// What Directory::write_over leaves when it is cut short, of the files that tell of a run.
+bool is_scratch(std::string_view name);
+
+// What tells a run from every other, in its file of this name: random_hex(). A node's own directory
+// of the run is called "<id>.<node>".
+inline constexpr const char* run_id_name = "run.id";
+inline constexpr size_t run_id_length = 16;
+bool is_run_id(std::string_view text);
+std::string local_name(const std::string& id, const std::string& node);
+std::string node_in(const std::string& name);  // of a local_name(); empty: it is none
 
 class Directory {
  public:

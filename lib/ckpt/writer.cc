@@ -2,7 +2,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cctype>
 #include <deque>
 #include <mutex>
 #include <system_error>
@@ -134,16 +133,13 @@ class BackgroundWriter final : public Writer {
 
 // What tells this run from every other, made once by rank 0: a local directory may have others'.
 Result<std::string> run_id(const Directory& run, Control& control) {
-  constexpr const char* name = "run.id";
-  constexpr size_t length = 16;
   std::string mine;
   if (control.world().rank == 0) {
-    auto id = run.read_text(name, length);
+    auto id = run.read_text(run_id_name, run_id_length);
     mine = id ? *id : "";
-    const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
-    if (mine.size() != length || !std::all_of(mine.begin(), mine.end(), hex)) {
+    if (!is_run_id(mine)) {
       mine = random_hex();
-      if (auto s = run.write_over(name, mine); !s) mine = "!" + s.error().what;
+      if (auto s = run.write_over(run_id_name, mine); !s) mine = "!" + s.error().what;
     }
   }
   auto all = control.gather("checkpoint: run.id", mine, Deadline::in(storage_timeout));
@@ -163,7 +159,7 @@ Result<std::unique_ptr<Writer>> Writer::open(const std::string& run, const SaveO
     auto id = run_id((*shared)->dir(), control);
     if (!id) return forward(id);
     const World& w = control.world();
-    const std::string path = options.local_dir + "/" + *id + "." + w.node_name(w.rank);
+    const std::string path = options.local_dir + "/" + local_name(*id, w.node_name(w.rank));
     SaveOptions newest_two = options;
     newest_two.keep = 2;
     newest_two.keep_every = 0;
