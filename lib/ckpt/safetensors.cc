@@ -163,6 +163,15 @@ Result<std::vector<StoredTensor>> parse_safetensors(std::string_view header, uin
   return tensors;
 }
 
+std::string safetensors_frame(std::string json, size_t alignment) {
+  constexpr size_t prefix = 8;
+  json.append((alignment - (prefix + json.size()) % alignment) % alignment, ' ');
+  std::string length;
+  for (size_t byte = 0; byte < prefix; ++byte)
+    length.push_back(static_cast<char>(uint64_t{json.size()} >> (8 * byte)));
+  return length + json;
+}
+
 std::string safetensors_head(const std::vector<NamedShape>& tensors,
                              const std::map<std::string, std::string>& metadata) {
   // As in the order of the data, which readers like.
@@ -175,12 +184,7 @@ std::string safetensors_head(const std::vector<NamedShape>& tensors,
     header[t.name] = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
-  std::string head;
-  for (int byte = 0; byte < 8; ++byte)
-    head.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * byte)));
-  return head + text;
+  return safetensors_frame(header.dump(), 8);
 }
 
 }  // namespace trainlaunch

@@ -33,6 +33,9 @@ Result<uint64_t> safetensors_header_length(std::string_view first, uint64_t file
 Result<std::vector<StoredTensor>> parse_safetensors(std::string_view header, uint64_t file_bytes,
                                                     const std::string& what);
 
+// The beginning of a file: the length, this JSON, and spaces up to a multiple of `alignment`.
+std::string safetensors_frame(std::string json, size_t alignment);
+
 // The beginning of a file with these tensors, all F32, in this order: length, JSON, and spaces up
 // to a multiple of eight bytes.
 struct NamedShape {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "ckpt/safetensors.h"
+
 namespace trainlaunch {
 
 namespace {
@@ -48,11 +50,7 @@ ShardLayout lay_out(std::span<const Piece> owned) {
     layout.positions.push_back(at);
     at = end;
   }
-  std::string text = header.dump();
-  text.append(aligned(8 + text.size()) - 8 - text.size(), ' ');
-  for (int byte = 0; byte < 8; ++byte)
-    layout.header.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * byte)));
-  layout.header += text;
+  layout.header = safetensors_frame(header.dump(), alignment);
   for (uint64_t& position : layout.positions) position += layout.header.size();
   layout.bytes = layout.header.size() + at;
   return layout;
