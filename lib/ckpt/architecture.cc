@@ -32,6 +32,12 @@ Result<GptConfig> architecture_of(const State& state) {
   return c;
 }
 
+Result<std::unique_ptr<Model>> model_of(const Manifest& m, const GptConfig& config) {
+  if (static_cast<uint64_t>(config.layers) > m.tensors.size())
+    return fail("it has fewer tensors than layers");
+  return make_gpt(config);
+}
+
 std::map<std::string, std::string> settings_of(const GptConfig& c) {
   return {{"model.layers", std::to_string(c.layers)},
           {"model.heads", std::to_string(c.heads)},

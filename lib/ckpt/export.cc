@@ -40,11 +40,9 @@ std::string config_text(const GptConfig& c) {
 }
 
 // The model of a checkpoint, when its tensors are this model's and no others.
-Result<std::unique_ptr<Model>> model_of(const Directory& checkpoint, const Manifest& m,
-                                        const GptConfig& config) {
-  // A model of as many tensors is no larger than the manifest.
-  const bool plausible = static_cast<uint64_t>(config.layers) <= m.tensors.size();
-  auto model = plausible ? make_gpt(config) : fail("it has fewer tensors than layers");
+Result<std::unique_ptr<Model>> whole_model(const Directory& checkpoint, const Manifest& m,
+                                           const GptConfig& config) {
+  auto model = model_of(m, config);
   if (!model) return fail(checkpoint.path() + ": " + model.error().what);
   TensorSizes expected;
   for (const ParamSpec& p : (*model)->params()) expected[p.name] = p.size();
@@ -150,7 +148,7 @@ Result<uint64_t> export_weights(const Directory& checkpoint, const std::string& 
   if (!manifest) return fail(manifest.error().what, exit_code::hopeless);
   auto config = architecture_of(manifest->state);
   if (!config) return fail(checkpoint.path() + ": " + config.error().what);
-  auto model = model_of(checkpoint, *manifest, *config);
+  auto model = whole_model(checkpoint, *manifest, *config);
   if (!model) return forward(model);
   auto reader = Reader::open_at(checkpoint.path());
   if (!reader) return forward(reader);
