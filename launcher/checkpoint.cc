@@ -33,14 +33,16 @@ codes.
 
 using Arguments = std::vector<std::string>;
 
-// Reads the arguments of one command; false: its help was asked for and has been printed.
-Result<bool> read(OptionTable& table, const Arguments& arguments, const std::string& what) {
+// Reads the arguments of one command. Whatever it returns ends that: an error, or that its help was
+// asked for and has been printed.
+std::optional<Result<int>> read(OptionTable& table, const Arguments& arguments,
+                                const std::string& what) {
   if (wants_help(arguments)) {
     std::fputs(("usage: train-launch checkpoint " + what + "\n\n" + table.help()).c_str(), stdout);
-    return false;
+    return exit_code::done;
   }
   if (Status s = table.read_command_line(arguments); !s) return forward(s);
-  return true;
+  return std::nullopt;
 }
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
@@ -92,8 +94,7 @@ Result<int> run_list(const Arguments& arguments) {
   table.group("Options");
   table.text("local-dir", &local_dir, "checkpoint.local-dir of the run, to look there too", false);
   add_format(table, as_json);
-  auto go = read(table, arguments, "list RUN [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "list RUN [OPTION...]")) return *end;
   auto found = catalog(run, local_dir);
   if (!found) return forward(found);
   print(as_json ? catalog_json(run, *found) : catalog_table(*found));
@@ -110,8 +111,7 @@ Result<int> run_show(const Arguments& arguments) {
   table.optional_number("step", &step, "of the checkpoint; without it, the newest");
   table.flag("ranges", &ranges, "which elements lie where in each shard");
   add_format(table, as_json);
-  auto go = read(table, arguments, "show CHECKPOINT [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "show CHECKPOINT [OPTION...]")) return *end;
   auto dir = find_checkpoint(place, step);
   if (!dir) return forward(dir);
   auto manifest = read_manifest(*dir);
@@ -144,8 +144,7 @@ Result<int> run_verify(const Arguments& arguments) {
   table.flag("all", &all, "every checkpoint of the run");
   table.text("local-dir", &local_dir, "with --all, checkpoint.local-dir of the run", false);
   add_format(table, as_json);
-  auto go = read(table, arguments, "verify CHECKPOINT [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "verify CHECKPOINT [OPTION...]")) return *end;
   if (all && step) return fail("--all and --step exclude each other", exit_code::usage);
 
   std::vector<std::string> paths;
@@ -203,8 +202,7 @@ Result<int> run_gc(const Arguments& arguments) {
               "with --keep: multiples of so many steps stay; 0: none");
   table.text("local-dir", &local_dir, "checkpoint.local-dir of the run, to clean it too", false);
   table.flag("force", &options.force, "also what another host may be busy writing");
-  auto go = read(table, arguments, "gc RUN [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "gc RUN [OPTION...]")) return *end;
   if (keep) options.keep = static_cast<int>(std::min<uint64_t>(*keep, 1'000'000'000));
 
   std::vector<std::string> places{run};
@@ -239,8 +237,7 @@ Result<int> run_diff(const Arguments& arguments) {
   table.group("Options");
   table.text("slot", &slot, "only this one: weight, m or v", false);
   add_format(table, as_json);
-  auto go = read(table, arguments, "diff A B [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "diff A B [OPTION...]")) return *end;
   auto a = find_checkpoint(first, std::nullopt);
   if (!a) return fail(a.error().what, exit_code::usage);
   auto b = find_checkpoint(second, std::nullopt);
@@ -266,8 +263,7 @@ Result<int> run_export(const Arguments& arguments) {
   table.optional_number("step", &step, "of the checkpoint; without it, the newest");
   table.choice<std::string>("format", &format, {{"safetensors", "safetensors"}}, "of the weights");
   table.flag("force", &force, "replace these files in a directory that exists");
-  auto go = read(table, arguments, "export CHECKPOINT --output=DIR [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "export CHECKPOINT --output=DIR [OPTION...]")) return *end;
   if (output.empty()) return fail("--output: name a new directory", exit_code::usage);
   auto dir = find_checkpoint(place, step);
   if (!dir) return forward(dir);
@@ -289,8 +285,7 @@ Result<int> run_import(const Arguments& arguments) {
   table.group("Options");
   table.text("output", &run, "run directory that begins with these weights", false);
   table.optional_number("heads", &heads, "attention heads, where no config.json has them");
-  auto go = read(table, arguments, "import INPUT --output=RUN [OPTION...]");
-  if (!go || !*go) return go ? Result<int>(exit_code::done) : forward(go);
+  if (auto end = read(table, arguments, "import INPUT --output=RUN [OPTION...]")) return *end;
   if (run.empty()) return fail("--output: name a run directory", exit_code::usage);
   auto imported = [&] {
     Bar bar(input);
