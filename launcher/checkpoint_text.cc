@@ -79,7 +79,7 @@ std::map<std::string, std::vector<int64_t>> shapes_of(const Manifest& m) {
   std::map<std::string, std::vector<int64_t>> shapes;
   auto config = architecture_of(m.state);
   if (!config) return shapes;
-  auto model = model_of(m, *config);
+  auto model = model_of(m.tensors, *config);
   if (!model) return shapes;
   for (const ParamSpec& p : (*model)->params())
     if (auto it = m.tensors.find(p.name); it != m.tensors.end() && it->second == p.size())

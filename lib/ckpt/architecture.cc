@@ -32,8 +32,8 @@ Result<GptConfig> architecture_of(const State& state) {
   return c;
 }
 
-Result<std::unique_ptr<Model>> model_of(const Manifest& m, const GptConfig& config) {
-  if (static_cast<uint64_t>(config.layers) > m.tensors.size())
+Result<std::unique_ptr<Model>> model_of(const TensorSizes& tensors, const GptConfig& config) {
+  if (static_cast<uint64_t>(config.layers) > tensors.size())
     return fail("it has fewer tensors than layers");
   return make_gpt(config);
 }

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -153,6 +154,7 @@ class Reader {
 
   virtual const State& state() const = 0;
   virtual const TensorSizes& tensors() const = 0;
+  virtual std::set<std::string> slots() const = 0;
   virtual const std::string& path() const = 0;
   virtual Level level() const = 0;
   // Whether this rank can read everything here; else only what its node's ranks owned.

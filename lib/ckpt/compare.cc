@@ -8,19 +8,12 @@
 #include <utility>
 
 #include "ckpt/ckpt.h"
-#include "ckpt/manifest.h"
 
 namespace trainlaunch {
 
 namespace {
 
 constexpr int64_t block = int64_t{4} << 20;  // elements compared at a time
-
-std::set<std::string> slots_of(const Manifest& m) {
-  std::set<std::string> slots;
-  for (const Run& r : m.runs) slots.insert(r.slot);
-  return slots;
-}
 
 class Comparer {
  public:
@@ -30,13 +23,13 @@ class Comparer {
     Side sides[2];
     for (auto [dir, side] : {std::pair{&a, &sides[0]}, std::pair{&b, &sides[1]}})
       if (auto s = open(*dir, *side); !s) return forward(s);
-    if (!slot_.empty() && !slots_of(sides[0].manifest).contains(slot_) &&
-        !slots_of(sides[1].manifest).contains(slot_))
+    if (!slot_.empty() && !sides[0].reader->slots().contains(slot_) &&
+        !sides[1].reader->slots().contains(slot_))
       return fail("neither checkpoint has a slot " + slot_, exit_code::usage);
     std::vector<std::pair<std::string, std::string>> common;
-    const auto slots = match(sides[0].manifest, sides[1].manifest, common);
+    const auto slots = match(*sides[0].reader, *sides[1].reader, common);
     for (const std::string& name : slots) result_.slots[name], result_.tensors[name];
-    remark(sides[0].manifest.state, sides[1].manifest.state);
+    remark(sides[0].reader->state(), sides[1].reader->state());
     for (const auto& [tensor, name] : common)
       if (auto s = compare_one(sides, tensor, name); !s) return forward(s);
     return std::move(result_);
@@ -44,15 +37,11 @@ class Comparer {
 
  private:
   struct Side {
-    Manifest manifest;
     std::unique_ptr<Reader> reader;
     std::vector<float> values;
   };
 
   Status open(const Directory& dir, Side& side) const {
-    auto manifest = read_manifest(dir);
-    if (!manifest) return forward(manifest);
-    side.manifest = std::move(*manifest);
     auto reader = Reader::open_at(dir.path());
     if (!reader) return forward(reader);
     side.reader = std::move(*reader);
@@ -66,17 +55,17 @@ class Comparer {
   }
 
   // The tensors and slots that both have; what else there is, is said.
-  std::set<std::string> match(const Manifest& a, const Manifest& b,
+  std::set<std::string> match(const Reader& a, const Reader& b,
                               std::vector<std::pair<std::string, std::string>>& common) {
     std::set<std::string> both;
-    const auto in_a = slots_of(a), in_b = slots_of(b);
+    const auto in_a = a.slots(), in_b = b.slots();
     for (const std::string& s : in_a)
       if (wanted(s)) in_b.contains(s) ? void(both.insert(s)) : only_in("first", "slot " + s);
     for (const std::string& s : in_b)
       if (wanted(s) && !in_a.contains(s)) only_in("second", "slot " + s);
-    for (const auto& [tensor, size] : a.tensors) {
-      const auto other = b.tensors.find(tensor);
-      if (other == b.tensors.end()) {
+    for (const auto& [tensor, size] : a.tensors()) {
+      const auto other = b.tensors().find(tensor);
+      if (other == b.tensors().end()) {
         only_in("first", "tensor " + tensor);
       } else if (other->second != size) {
         result_.unmatched.push_back("tensor " + tensor + " has " + std::to_string(size) +
@@ -89,8 +78,8 @@ class Comparer {
         }
       }
     }
-    for (const auto& [tensor, size] : b.tensors)
-      if (!a.tensors.contains(tensor)) only_in("second", "tensor " + tensor);
+    for (const auto& [tensor, size] : b.tensors())
+      if (!a.tensors().contains(tensor)) only_in("second", "tensor " + tensor);
     return both;
   }
 
@@ -123,7 +112,7 @@ class Comparer {
       if (!stream) return forward(stream);
       stream_ = std::move(*stream);
     }
-    const int64_t size = sides[0].manifest.tensors.at(tensor);
+    const int64_t size = sides[0].reader->tensors().at(tensor);
     Difference total;
     for (int64_t at = 0; at < size; at += block) {
       const int64_t length = std::min(block, size - at);

@@ -6,7 +6,6 @@
 
 #include "ckpt/architecture.h"
 #include "ckpt/exchange.h"
-#include "ckpt/manifest.h"
 #include "ckpt/safetensors.h"
 
 namespace trainlaunch {
@@ -40,13 +39,12 @@ std::string config_text(const GptConfig& c) {
 }
 
 // The model of a checkpoint, when its tensors are this model's and no others.
-Result<std::unique_ptr<Model>> whole_model(const Directory& checkpoint, const Manifest& m,
-                                           const GptConfig& config) {
-  auto model = model_of(m, config);
+Result<std::unique_ptr<Model>> whole_model(const Reader& checkpoint, const GptConfig& config) {
+  auto model = model_of(checkpoint.tensors(), config);
   if (!model) return fail(checkpoint.path() + ": " + model.error().what);
   TensorSizes expected;
   for (const ParamSpec& p : (*model)->params()) expected[p.name] = p.size();
-  if (expected != m.tensors)
+  if (expected != checkpoint.tensors())
     return fail(checkpoint.path() + " has other tensors than its configuration says");
   return model;
 }
@@ -144,14 +142,12 @@ Status write_into(Export& files, const Directory& dir) {
 
 Result<uint64_t> export_weights(const Directory& checkpoint, const std::string& output, bool force,
                                 const Progress& progress) {
-  auto manifest = read_manifest(checkpoint);
-  if (!manifest) return fail(manifest.error().what, exit_code::hopeless);
-  auto config = architecture_of(manifest->state);
-  if (!config) return fail(checkpoint.path() + ": " + config.error().what);
-  auto model = whole_model(checkpoint, *manifest, *config);
-  if (!model) return forward(model);
   auto reader = Reader::open_at(checkpoint.path());
-  if (!reader) return forward(reader);
+  if (!reader) return fail(reader.error().what, exit_code::hopeless);
+  auto config = architecture_of((*reader)->state());
+  if (!config) return fail(checkpoint.path() + ": " + config.error().what);
+  auto model = whole_model(**reader, *config);
+  if (!model) return forward(model);
   Export files(**reader, (*model)->params(), config_text(*config), progress);
 
   std::error_code unknown;

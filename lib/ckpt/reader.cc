@@ -27,6 +27,11 @@ class DirectoryReader final : public Reader {
 
   const State& state() const override { return manifest_.state; }
   const TensorSizes& tensors() const override { return manifest_.tensors; }
+  std::set<std::string> slots() const override {
+    std::set<std::string> all;
+    for (const auto& [tensor_and_slot, runs] : by_slot_) all.insert(tensor_and_slot.second);
+    return all;
+  }
   const std::string& path() const override { return dir_.path(); }
   const std::string& digest() const override { return manifest_.digest; }
   Level level() const override { return level_; }
