@@ -15,6 +15,19 @@ inline uint16_t bf16_of(float x) {
   const uint16_t quiet_nan = static_cast<uint16_t>((bits >> 16) | 0x40);
   return x != x ? quiet_nan : rounded;
 }
+// To one of the two neighbours: up in magnitude if `random`, one of 2^16 values, is large enough.
+// What is not finite stays what it is.
+inline uint16_t rounded_bf16(float x, uint16_t random) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const bool finite = (bits & 0x7f800000) != 0x7f800000;
+  return finite ? static_cast<uint16_t>((bits + random) >> 16) : bf16_of(x);
+}
+// What an element of the space of parameters is rounded with in a step: eight neighbours share one
+// call of Philox, two of them a word, the lower half first.
+inline uint16_t rounding_bits(uint64_t seed, uint32_t step, uint64_t element) {
+  const Philox p = philox(seed, RandomStream::rounding, element / 8, step);
+  return static_cast<uint16_t>(p[element % 8 / 2] >> (element % 2 * 16));
+}
 inline float float_of(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
 
 // to[i] = from[i] for i in [begin, end). The types are equal, or each one of f32, f64 and bf16;

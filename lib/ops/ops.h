@@ -1,13 +1,16 @@
 // lib/ops: the tensor operations, behind one interface. This header is the folder's front door.
 //
 //   reference   every operation in f64, written to be read; what the others are tested against
-//   cpu         f32 on the host, matrix products by oneDNN
+//   cpu         f32 or bf16 on the host, matrix products by oneDNN
 //   cuda        the same interface on a stream of a GPU
 //
 // Operations are enqueued on a Stream and return at once; none reads device memory on the host.
 // Shapes stand beside each View as [rows, cols]; B sequences of T tokens are rows = B*T; C is the
-// width, H the heads, V the vocabulary. All floating-point Views of one call have the same type
-// (f64 for the reference, f32 for cpu) unless said otherwise. Token ids and targets are i32.
+// width, H the heads, V the vocabulary. Token ids and targets are i32. Activations, their gradients
+// and weights are of the implementation's dtype(). What sums are kept in is of its wide() type:
+// gradients of parameters, the optimizer's state and master weights, a norm's mean and rstd,
+// attention's lse. The two differ for bf16, whose wide type is f32; products and sums of bf16
+// numbers are taken in f32.
 // "accumulated" outputs are added to; all others are overwritten. Sums run in one fixed order for a
 // given shape and thread count, so equal inputs give equal bits; SameBits says when the number of
 // threads does not matter either. Inputs and outputs do not overlap
@@ -19,8 +22,7 @@
 //   - enqueue everything, `count`, `loss` and the scalars of update included, and wait for nothing:
 //     values that the host needs travel by Device::download and an Event;
 //   - allocate nothing and do no search for the best kernel once every shape has been seen;
-//   - add up in a fixed order (no atomics on floating-point numbers) and accumulate in f32 or wider
-//     where Views are bf16;
+//   - add up in a fixed order (no atomics on floating-point numbers);
 //   - leave errors to the Stream, whose next Event tells them.
 #pragma once
 
@@ -36,7 +38,11 @@ namespace trainlaunch {
 // (Hendrycks & Gimpel, "Gaussian Error Linear Units").
 enum class Activation : uint8_t { none, gelu };
 
-// c = act(op(a) op(b) + bias), or c += op(a) op(b) when accumulate (then no bias, no activation).
+// One of
+//   c = act(op(a) op(b) + bias)        a linear map
+//   c = op(a) op(b) + bias + add       one that ends in the residual stream
+//   c = (op(a) op(b)) gelu'(back)      the gradient of one that followed an activation
+//   c += op(a) op(b)                   the gradient of a weight: accumulate, c of the wide type
 struct Gemm {
   View a;  // [m, k], or [k, m] when transposed_a
   View b;  // [k, n], or [n, k] when transposed_b
@@ -46,7 +52,9 @@ struct Gemm {
   bool accumulate = false;
   View bias = {};  // [n], or null
   Activation act = Activation::none;
-  View pre = {};  // [m, n]: op(a) op(b) + bias before the activation; null unless act
+  View pre = {};   // [m, n]: op(a) op(b) + bias before the activation; null unless act
+  View add = {};   // [m, n], or null
+  View back = {};  // [m, n]: what the activation was applied to, or null
 };
 
 // out[b,t] = tokens_table[tokens[b,t]] + positions_table[t]
@@ -79,11 +87,14 @@ struct NormBack {
 
 // Causal self-attention with scale 1/sqrt(C/H). A row of qkv holds q, k and v one after the other,
 // each of C = H heads one after the other, as GPT-2's checkpoints have it.
+// Where the rows before `first` were computed earlier, only the others' results are wanted: the
+// rows of qkv are then the cache of keys and values that text generation needs.
 struct Attention {
   int64_t sequences, context, heads;
-  View qkv;  // [B*T, 3C]
-  View out;  // [B*T, C]
-  View lse;  // [B, H, T]: log of the sum of exponentials of a row's scores
+  View qkv;           // [B*T, 3C]
+  View out;           // [B*(T-first), C]
+  View lse;           // [B, H, T-first]: log of the sum of exponentials of a row's scores
+  int64_t first = 0;  // the first query, of each sequence
 };
 struct AttentionBack {
   int64_t sequences, context, heads;
@@ -108,14 +119,28 @@ struct Head {
 // AdamW (Loshchilov & Hutter), decay decoupled, on a run of parameters of one group:
 //   g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //   w -= lr * (weight_decay * w + (m / correction1) / (sqrt(v / correction2) + eps))
+// Then copy = w, rounded to the nearest, or, stochastically, to either neighbour with a probability
+// that makes the mean right: rounded_bf16(w, rounding_bits(seed, step, element)) of
+// lib/ops/convert.h.
 struct Rule {
   float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.0f;
+  bool stochastic = false;
+  uint64_t seed = 0;
 };
 struct Slots {
-  View weight, grad, m, v;  // [n]
+  View weight, grad, m, v;  // [n], of the wide type
+  View copy = {};  // [n], of dtype(): the weights that products read; null if they are `weight`
+  uint64_t element = 0;  // the number of the first one in the whole space of parameters
 };
 // What changes from step to step, in memory of the device: f64 [update_scalars].
-enum UpdateScalar { learning_rate, grad_scale, correction1, correction2, update_scalars };
+enum UpdateScalar {
+  learning_rate,
+  grad_scale,
+  correction1,
+  correction2,
+  update_step,  // below 2^32
+  update_scalars
+};
 
 // How large the shapes of a run get; the scratch memory is sized from it before anything runs.
 struct OpsLimits {
@@ -127,13 +152,14 @@ class Ops {
   virtual ~Ops() = default;
   virtual const char* name() const = 0;
   virtual DType dtype() const = 0;  // of activations and weights
+  DType wide() const { return dtype() == DType::bf16 ? DType::f32 : dtype(); }
 
   // Scratch memory that the operations share; u8 [scratch_bytes(limits)], given once before use.
   virtual size_t scratch_bytes(const OpsLimits& limits) const = 0;
   virtual void use_scratch(View scratch) = 0;
 
   virtual void gemm(Stream&, const Gemm&) = 0;
-  // dbias[n] += sum over rows of dy[m, n]
+  // dbias[n] += sum over rows of dy[m, n]; dbias is of the wide type
   virtual void bias_back(Stream&, View dy, View dbias) = 0;
   // dx = dy * gelu'(pre); dx may be dy.
   virtual void gelu_back(Stream&, View pre, View dy, View dx) = 0;
@@ -146,11 +172,14 @@ class Ops {
   virtual void head_loss(Stream&, const Head&) = 0;
 
   virtual void add(Stream&, View a, View b, View out) = 0;  // out may be a or b
-  virtual void copy(Stream&, View from, View to) = 0;       // converts between f32, f64 and bf16
+  // Converts between f32, f64 and bf16, to the nearest, halves to even.
+  virtual void copy(Stream&, View from, View to) = 0;
   virtual void fill(Stream&, View v, double value) = 0;
-  // dst = parts[0] + parts[1] + ..., in that order for every element; dst may be one of them.
+  // dst = parts[0] + parts[1] + ..., in that order for every element, all of the wide type; dst may
+  // be one of them.
   virtual void sum(Stream&, View dst, std::span<const View> parts) = 0;
-  // out[i] = sum of squares of the i-th tile of `tile` elements of x, in f64; f64 [size / tile].
+  // out[i] = sum of squares of the i-th tile of `tile` elements of x, which is of the wide type;
+  // f64 [size / tile].
   virtual void sumsq(Stream&, View x, int64_t tile, View out) = 0;
   virtual void update(Stream&, const Rule&, const Slots&, View scalars) = 0;
 };

@@ -71,6 +71,8 @@ class ReferenceOps final : public Ops {
           continue;
         }
         if (g.bias) s += g.bias.as<double>()[j];
+        if (g.add) s += g.add.as<double>()[i * n + j];
+        if (g.back) s *= gelu_derivative(g.back.as<double>()[i * n + j]);
         if (g.pre) g.pre.as<double>()[i * n + j] = s;
         c[i * n + j] = g.act == Activation::gelu ? gelu(s) : s;
       }
@@ -153,25 +155,26 @@ class ReferenceOps final : public Ops {
   }
 
   void attention(Stream&, const Attention& o) override {
-    const int64_t context = o.context, out_stride = o.out.cols();
+    const int64_t context = o.context, queries = context - o.first, out_stride = o.out.cols();
     std::vector<double> p(context);
     for (int64_t s = 0; s < o.sequences; ++s) {
       for (int64_t h = 0; h < o.heads; ++h) {
         const HeadSlice in(o.qkv, context, o.heads, s, h);
-        double* out = o.out.as<double>() + s * context * out_stride + h * in.width;
-        double* lse = o.lse.as<double>() + (s * o.heads + h) * context;
-        for (int64_t i = 0; i < context; ++i) {
+        double* out = o.out.as<double>() + s * queries * out_stride + h * in.width;
+        double* lse = o.lse.as<double>() + (s * o.heads + h) * queries;
+        for (int64_t i = o.first; i < context; ++i) {
           double highest = -INFINITY, total = 0;
           for (int64_t j = 0; j <= i; ++j) {
             p[j] = score(in, i, j);
             highest = std::max(highest, p[j]);
           }
           for (int64_t j = 0; j <= i; ++j) total += std::exp(p[j] - highest);
-          lse[i] = highest + std::log(total);
-          double* row = out + i * out_stride;
+          const double all = highest + std::log(total);
+          lse[i - o.first] = all;
+          double* row = out + (i - o.first) * out_stride;
           for (int64_t c = 0; c < in.width; ++c) row[c] = 0;
           for (int64_t j = 0; j <= i; ++j) {
-            const double weight = std::exp(p[j] - lse[i]);
+            const double weight = std::exp(p[j] - all);
             for (int64_t c = 0; c < in.width; ++c) row[c] += weight * in.v[j * in.stride + c];
           }
         }
@@ -272,6 +275,7 @@ class ReferenceOps final : public Ops {
       w -=
           scalar[learning_rate] * (rule.weight_decay * w + mean / (std::sqrt(variance) + rule.eps));
     }
+    assert(!slots.copy);
   }
 
  private:

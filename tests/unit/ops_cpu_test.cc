@@ -86,30 +86,35 @@ TEST_CASE("cpu: products") {
     const int64_t m = shape.m, n = shape.n, k = shape.k;
     const F32 a = random<float>({m, k}, 1), at = random<float>({k, m}, 2),
               b = random<float>({k, n}, 3), bt = random<float>({n, k}, 4),
-              bias = random<float>({n}, 5), start = random<float>({m, n}, 6);
+              bias = random<float>({n}, 5), start = random<float>({m, n}, 6),
+              other = random<float>({m, n}, 7, 3.0);
+    const F64 other64 = other.as<double>();
     const F64 a64 = a.as<double>(), at64 = at.as<double>(), b64 = b.as<double>(),
               bt64 = bt.as<double>(), bias64 = bias.as<double>();
     for (const bool ta : {false, true}) {
       for (const bool tb : {false, true}) {
-        for (const int kind : {0, 1, 2, 3, 4}) {  // plain, accumulated, bias, GELU, GELU and pre
+        // plain, accumulated, bias, GELU, GELU and pre, residual, back
+        for (const int kind : {0, 1, 2, 3, 4, 5, 6}) {
           INFO("m ", m, " n ", n, " k ", k, " ta ", ta, " tb ", tb, " kind ", kind);
-          const auto describe = [&](View av, View bv, View c, View biasv, View pre) {
+          const auto describe = [&](View av, View bv, View c, View biasv, View pre, View third) {
             return Gemm{.a = av,
                         .b = bv,
                         .c = c,
                         .transposed_a = ta,
                         .transposed_b = tb,
                         .accumulate = kind == 1,
-                        .bias = kind >= 2 ? biasv : View(),
-                        .act = kind >= 3 ? Activation::gelu : Activation::none,
-                        .pre = kind == 4 ? pre : View()};
+                        .bias = kind >= 2 && kind <= 5 ? biasv : View(),
+                        .act = kind == 3 || kind == 4 ? Activation::gelu : Activation::none,
+                        .pre = kind == 4 ? pre : View(),
+                        .add = kind == 5 ? third : View(),
+                        .back = kind == 6 ? third : View()};
           };
           F64 want = start.as<double>(), want_pre({m, n});
           r.ops->gemm(*r.stream,
-                      describe(ta ? at64 : a64, tb ? bt64 : b64, want, bias64, want_pre));
+                      describe(ta ? at64 : a64, tb ? bt64 : b64, want, bias64, want_pre, other64));
           for_each_cpu(small, [&](Cpu& cpu) {
             F32 c = start.clone(), pre({m, n});
-            cpu.ops->gemm(*cpu.stream, describe(ta ? at : a, tb ? bt : b, c, bias, pre));
+            cpu.ops->gemm(*cpu.stream, describe(ta ? at : a, tb ? bt : b, c, bias, pre, other));
             check_close(c, want, k + 8);
             if (kind == 4) check_close(pre, want_pre, k + 8);
           });
@@ -266,6 +271,24 @@ TEST_CASE("cpu: attention") {
       check_close(lse, lse64, width + 8);
       check_close(out, out64, width + 16);
       check_close(dqkv, dqkv64, 4 * width + T);
+    });
+  }
+}
+
+TEST_CASE("cpu: attention of the last queries only") {
+  const Reference r;
+  constexpr int64_t B = 2, T = 150, H = 2, C = 80;
+  const F32 qkv = random<float>({B * T, 3 * C}, 1, 3.0);
+  for (const int64_t first : {1, 63, 64, 100, 149}) {
+    INFO("first ", first);
+    const int64_t queries = T - first;
+    F64 want({B * queries, C}), want_lse({B, H, queries});
+    r.ops->attention(*r.stream, {B, T, H, qkv.as<double>(), want, want_lse, first});
+    for_each_cpu(small, [&](Cpu& cpu) {
+      F32 out({B * queries, C}), lse({B, H, queries});
+      cpu.ops->attention(*cpu.stream, {B, T, H, qkv, out, lse, first});
+      check_close(out, want, T);
+      check_close(lse, want_lse, T);
     });
   }
 }

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "ops/convert.h"
 #include "tests/unit/ops_testing.h"
 
 using namespace trainlaunch;
@@ -95,6 +96,26 @@ TEST_CASE("reference: bias and GELU in a product, and the way back") {
   check_gradient(loss, x, gained(dx));
   check_gradient(loss, w, gained(dw));
   check_gradient(loss, bias, gained(dbias));
+}
+
+TEST_CASE("reference: what a product may end with besides") {
+  Reference r;
+  const auto x = random<double>({5, 3}, 1), w = random<double>({3, 7}, 2),
+             bias = random<double>({7}, 3), stream = random<double>({5, 7}, 4),
+             pre = random<double>({5, 7}, 5, 3.0);
+  Tensor<double> plain({5, 7}), linear({5, 7}), got({5, 7}), want({5, 7});
+  r.ops->gemm(*r.stream, {.a = x, .b = w, .c = plain});
+  r.ops->gemm(*r.stream, {.a = x, .b = w, .c = linear, .bias = bias});
+  SUBCASE("the residual stream") {
+    r.ops->gemm(*r.stream, {.a = x, .b = w, .c = got, .bias = bias, .add = stream});
+    r.ops->add(*r.stream, linear, stream, want);
+  }
+  SUBCASE("the gradient through the activation before it") {
+    r.ops->gemm(*r.stream, {.a = x, .b = w, .c = got, .back = pre});
+    r.ops->gelu_back(*r.stream, pre, plain, want);
+  }
+  for (int64_t i = 0; i < want.size(); ++i)
+    CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-14));
 }
 
 // Values of torch.nn.functional.gelu(x, approximate="tanh") in float64, PyTorch 1.13.
@@ -193,6 +214,26 @@ TEST_CASE("reference: attention") {
   }
 }
 
+TEST_CASE("reference: attention of the last queries only is a part of all") {
+  Reference r;
+  constexpr int64_t B = 2, T = 7, H = 3, C = 6;
+  const auto qkv = random<double>({B * T, 3 * C}, 1);
+  Tensor<double> out({B * T, C}), lse({B, H, T});
+  r.ops->attention(*r.stream, {B, T, H, qkv, out, lse});
+  for (const int64_t first : {1, 4, 6}) {
+    const int64_t queries = T - first;
+    Tensor<double> last({B * queries, C}), last_lse({B, H, queries});
+    r.ops->attention(*r.stream, {B, T, H, qkv, last, last_lse, first});
+    for (int64_t s = 0; s < B; ++s)
+      for (int64_t i = 0; i < queries; ++i) {
+        for (int64_t c = 0; c < C; ++c)
+          CHECK(last[(s * queries + i) * C + c] == out[(s * T + first + i) * C + c]);
+        for (int64_t h = 0; h < H; ++h)
+          CHECK(last_lse[(s * H + h) * queries + i] == lse[(s * H + h) * T + first + i]);
+      }
+  }
+}
+
 TEST_CASE("reference: head and loss") {
   Reference r;
   constexpr int64_t rows = 6, C = 4, V = 9;
@@ -287,4 +328,36 @@ TEST_CASE("reference: sums, squares, copies") {
   CHECK(out[1] == 1 + 4.0 / 256);
   CHECK(out[2] == -INFINITY);
   CHECK(std::isnan(out[3]));
+}
+
+TEST_CASE("rounding to bf16 by chance") {
+  constexpr uint32_t step = 3;
+  constexpr uint64_t seed = 11;
+  SUBCASE("is right on average") {
+    for (const float x : {1.0f + 1.0f / 1024, -3.14159f, 1e-20f, 0.1f}) {
+      constexpr int n = 20'000;
+      double sum = 0;
+      for (uint64_t e = 0; e < n; ++e)
+        sum += float_of(rounded_bf16(x, rounding_bits(seed, step, e)));
+      // Neighbours are 2^-7 of x apart at most; the mean of n is off by a fraction of that.
+      const double deviation = std::abs(x) / 128 / 2 / std::sqrt(double{n});
+      CHECK(std::abs(sum / n - x) < 4 * deviation);
+    }
+  }
+  SUBCASE("changes no number that is one already, nor what is none") {
+    for (const uint16_t random : {0, 1, 0x8000, 0xffff}) {
+      for (const float x : {0.0f, -1.5f, 256.0f, INFINITY, -INFINITY})
+        CHECK(float_of(rounded_bf16(x, random)) == x);
+      CHECK(std::isnan(float_of(rounded_bf16(NAN, random))));
+    }
+  }
+  SUBCASE("differs from element to element, step to step and seed to seed") {
+    int equal = 0;
+    for (uint64_t e = 0; e < 1000; ++e) {
+      equal += rounding_bits(seed, step, e) == rounding_bits(seed, step, e + 1);
+      equal += rounding_bits(seed, step, e) == rounding_bits(seed, step + 1, e);
+      equal += rounding_bits(seed, step, e) == rounding_bits(seed + 1, step, e);
+    }
+    CHECK(equal < 10);  // of 65,536 values
+  }
 }

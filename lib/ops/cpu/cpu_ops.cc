@@ -65,9 +65,9 @@ class CpuOps final : public Ops {
     scratch_ = {static_cast<std::byte*>(scratch.p), scratch.bytes()};
   }
 
-  void gemm(Stream&, const Gemm& g) override {
+  void gemm(Stream& stream, const Gemm& g) override {
     const bool gelu = g.act == Activation::gelu;
-    assert(!(g.accumulate && (g.bias || gelu)));
+    assert(!(g.accumulate && (g.bias || gelu || g.add || g.back)));
     const View out = gelu && g.pre ? g.pre : g.c;
     const Matmul::Shape shape{.m = g.c.rows(),
                               .n = g.c.cols(),
@@ -79,6 +79,8 @@ class CpuOps final : public Ops {
     assert(g.a.size() == shape.m * shape.k && g.b.size() == shape.k * shape.n);
     products_.run(shape, g.a.as<float>(), g.b.as<float>(), g.bias.as<float>(), out.as<float>(),
                   scratch_);
+    if (g.add) add(stream, g.c, g.add, g.c);
+    if (g.back) gelu_back(stream, g.back, g.c, g.c);
     if (!gelu) return;
     const float* pre = out.as<float>();
     float* y = g.c.as<float>();
@@ -151,13 +153,12 @@ class CpuOps final : public Ops {
 
   // The last blocks of queries see the most keys, so they come first.
   void attention(Stream&, const Attention& o) override {
-    const int64_t blocks = (o.context + attention_block - 1) / attention_block;
+    const int64_t blocks = (o.context - o.first + attention_block - 1) / attention_block;
     const int64_t pairs = o.sequences * o.heads;
     const int64_t floats = attention_floats(o.out.cols() / o.heads);
     float* scratch = scratch_floats(team_.size() * floats);
     team_.each(pairs * blocks, [&](int64_t i, int thread) {
-      kernels_.attention(head(o.qkv, o.out, o.lse, o.context, o.heads, i % pairs),
-                         blocks - 1 - i / pairs, scratch + thread * floats);
+      kernels_.attention(head(o, i % pairs), blocks - 1 - i / pairs, scratch + thread * floats);
     });
   }
 
@@ -166,7 +167,7 @@ class CpuOps final : public Ops {
     float* scratch = scratch_floats(team_.size() * floats);
     team_.each(o.sequences * o.heads, [&](int64_t pair, int thread) {
       AttentionHeadBack back;
-      back.head = head(o.qkv, o.out, o.lse, o.context, o.heads, pair);
+      back.head = head({o.sequences, o.context, o.heads, o.qkv, o.out, o.lse}, pair);
       back.dout = o.dout.as<float>() + (back.head.out - o.out.as<float>());
       back.dq = o.dqkv.as<float>() + (back.head.q - o.qkv.as<float>());
       back.dk = back.dq + (back.head.k - back.head.q);
@@ -239,6 +240,7 @@ class CpuOps final : public Ops {
   }
 
   void update(Stream&, const Rule& rule, const Slots& slots, View scalars) override {
+    assert(!slots.copy);
     const double* scalar = scalars.as<double>();
     const Adam adam{.beta1 = rule.beta1,
                     .beta2 = rule.beta2,
@@ -280,20 +282,20 @@ class CpuOps final : public Ops {
   }
 
   // The pair-th of the heads of all sequences.
-  static AttentionHead head(View qkv, View out, View lse, int64_t context, int64_t heads,
-                            int64_t pair) {
-    const int64_t sequence = pair / heads, all = out.cols(), width = all / heads;
-    const int64_t column = pair % heads * width;
-    const float* q = qkv.as<float>() + sequence * context * qkv.cols() + column;
-    return {.context = context,
+  static AttentionHead head(const Attention& o, int64_t pair) {
+    const int64_t sequence = pair / o.heads, all = o.out.cols(), width = all / o.heads;
+    const int64_t column = pair % o.heads * width, queries = o.context - o.first;
+    const float* q = o.qkv.as<float>() + sequence * o.context * o.qkv.cols() + column;
+    return {.context = o.context,
             .width = width,
-            .stride = qkv.cols(),
+            .first = o.first,
+            .stride = o.qkv.cols(),
             .out_stride = all,
             .q = q,
             .k = q + all,
             .v = q + 2 * all,
-            .out = out.as<float>() + sequence * context * all + column,
-            .lse = lse.as<float>() + pair * context};
+            .out = o.out.as<float>() + sequence * queries * all + column,
+            .lse = o.lse.as<float>() + pair * queries};
   }
 
   double row_loss(float* logits, int64_t vocab, int32_t target) const {

@@ -13,13 +13,15 @@
 
 namespace trainlaunch {
 
-// One head of one sequence. Rows are `stride` apart in qkv and `out_stride` apart in out.
+// One head of one sequence. Rows are `stride` apart in qkv and `out_stride` apart in out, which
+// begins with query `first`.
 struct AttentionHead {
   int64_t context, width;  // of a head
+  int64_t first;
   int64_t stride, out_stride;
   const float *q, *k, *v;
   float* out;
-  float* lse;  // [context]
+  float* lse;  // [context - first]
 };
 struct AttentionHeadBack {
   AttentionHead head;
@@ -62,7 +64,7 @@ struct Kernels {
   void (*bias_back_columns)(const float* dy, int64_t rows, int64_t width, int64_t begin,
                             int64_t end, float* dbias);
 
-  // Queries [block * attention_block, ...) of a head; scratch of attention_floats(width).
+  // Queries [first + block * attention_block, ...) of a head; scratch of attention_floats(width).
   void (*attention)(const AttentionHead& head, int64_t block, float* scratch);
   // A whole head; scratch of attention_back_floats(width, context).
   void (*attention_back)(const AttentionHeadBack& head, float* scratch);
