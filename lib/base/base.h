@@ -9,11 +9,13 @@
 //   Trace              spans of time for a trace viewer
 //   Fd                 a file descriptor; read_fully, write_fully
 //   Digest             XXH3-128
+//   bf16_of, float_of   bf16, the upper half of an f32
 //   words(), one_line()   text from users and files: its words, and fit for a message
 //   philox()           counter-based random numbers: no state to save, none to lose
 #pragma once
 
 #include "base/arena.h"
+#include "base/bf16.h"
 #include "base/device.h"
 #include "base/digest.h"
 #include "base/file.h"

@@ -8,13 +8,6 @@
 
 namespace trainlaunch {
 
-// bf16 is the upper half of an f32. Rounds to nearest even; a NaN stays one.
-inline uint16_t bf16_of(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint16_t rounded = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-  const uint16_t quiet_nan = static_cast<uint16_t>((bits >> 16) | 0x40);
-  return x != x ? quiet_nan : rounded;
-}
 // To one of the two neighbours: up in magnitude if `random`, one of 2^16 values, is large enough.
 // What is not finite stays what it is.
 inline uint16_t rounded_bf16(float x, uint16_t random) {
@@ -28,7 +21,6 @@ inline uint16_t rounding_bits(uint64_t seed, uint32_t step, uint64_t element) {
   const Philox p = philox(seed, RandomStream::rounding, element / 8, step);
   return static_cast<uint16_t>(p[element % 8 / 2] >> (element % 2 * 16));
 }
-inline float float_of(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
 
 // to[i] = from[i] for i in [begin, end). The types are equal, or each one of f32, f64 and bf16;
 // from f64 to bf16 goes through f32.
