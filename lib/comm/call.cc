@@ -28,9 +28,10 @@ const char* name_of(Kind kind) {
 }  // namespace
 
 void Call::sign() {
-  const std::array<uint64_t, 5> parts{
-      ticket, static_cast<uint64_t>(kind) << 32 | static_cast<uint32_t>(root), memory, offset,
-      bytes()};
+  const std::array<uint64_t, 6> parts{
+      ticket,  static_cast<uint64_t>(kind) << 32 | static_cast<uint32_t>(root),
+      memory,  offset,
+      bytes(), static_cast<uint64_t>(wire)};
   const uint64_t seed = XXH3_64bits(parts.data(), sizeof(parts));
   signature =
       XXH3_64bits_withSeed(owners.begin.data(), owners.begin.size() * sizeof(int64_t), seed);

@@ -19,6 +19,7 @@ struct Call {
   View view;          // reduce_scatter, all_gather, broadcast
   uint64_t memory = 0, offset = 0;  // which allocation the view lies in, and where, in bytes
   Owners owners;                    // reduce_scatter, all_gather
+  DType wire = DType::f32;          // reduce_scatter
   std::vector<std::byte*> local;    // where the view is in the memory of each rank of this node
   std::span<double> values;         // all_sum
   int root = 0;                     // broadcast

@@ -54,7 +54,8 @@ class Comm {
   // Views lie within memory from alloc, at the same place on every rank. The work starts when
   // `after` is done. A View belongs to the collective until its Ticket has been waited for.
   // reduce_scatter: the own part becomes the sum over ranks; the other parts are undefined after.
-  // f32 only; `wire` is what travels between nodes (f32).
+  // f32 only; `wire` is what travels between nodes: f32, or bf16, to which each node's part of the
+  // sum is rounded then (not in the order of a tree). Within a node nothing is rounded.
   virtual Ticket reduce_scatter(View v, const Owners& owners, DType wire, Event after) = 0;
   // all_gather: every part becomes its owner's. Any type.
   virtual Ticket all_gather(View v, const Owners& owners, Event after) = 0;

@@ -1,7 +1,6 @@
 #include "comm/hierarchy.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -28,6 +27,14 @@ uint64_t slot_of(const Call& call, int64_t index) {
 
 int64_t pieces_of(int64_t count) { return (count + piece - 1) / piece; }
 
+std::string why_not_sent(DType t, DType wire, SumOrder order) {
+  if (t != DType::f32) return "only f32 is summed";
+  if (wire != DType::f32 && wire != DType::bf16) return "only f32 and bf16 are sent";
+  if (wire != DType::f32 && order == SumOrder::tree)
+    return "sums in the order of a tree are sent as f32";
+  return "";
+}
+
 }  // namespace
 
 Hierarchy::Hierarchy(const World& world, std::vector<int> first, std::unique_ptr<Node> node,
@@ -39,8 +46,7 @@ Hierarchy::Hierarchy(const World& world, std::vector<int> first, std::unique_ptr
       groups_(plan_groups(first_, options.order)),
       node_(std::move(node)),
       mesh_(std::move(mesh)) {
-  const auto next = std::upper_bound(first_.begin(), first_.end(), rank_);
-  my_node_ = static_cast<int>(next - first_.begin()) - 1;
+  my_node_ = node_of(first_, rank_);
   for (const Group& g : groups_)
     if (g.first <= rank_) mine_ = g;
   queue_.emplace(static_cast<Queue::Runner&>(*this), options.timeout);
@@ -94,8 +100,8 @@ Call Hierarchy::collective(Kind kind, View v, const Owners& owners, Event after)
 
 Ticket Hierarchy::reduce_scatter(View v, const Owners& owners, DType wire, Event after) {
   Call call = collective(Kind::reduce_scatter, v, owners, std::move(after));
-  if (call.refused.empty() && (v.t != DType::f32 || wire != DType::f32))
-    call.refused = "only f32 is summed and sent";
+  call.wire = wire;
+  if (call.refused.empty()) call.refused = why_not_sent(v.t, wire, options_.order);
   return issue(std::move(call));
 }
 
@@ -157,25 +163,6 @@ void Hierarchy::failed(const Error& error) noexcept {
 
 void Hierarchy::shut() noexcept {
   if (mesh_) mesh_->close();
-}
-
-// In rank order: the nodes, or for a tree the largest branches of it that lie within one.
-std::vector<Hierarchy::Group> Hierarchy::plan_groups(const std::vector<int>& first,
-                                                     SumOrder order) {
-  std::vector<Group> groups;
-  for (int k = 0; k + 1 < static_cast<int>(first.size()); ++k) {
-    for (int r = first[k], count; r < first[k + 1]; r += count) {
-      const int left = first[k + 1] - r;
-      count = left;
-      if (order == SumOrder::tree) {
-        const auto fits = std::bit_floor(static_cast<unsigned>(left));
-        const unsigned aligned = r == 0 ? fits : 1u << std::countr_zero(static_cast<unsigned>(r));
-        count = static_cast<int>(std::min(fits, aligned));
-      }
-      groups.push_back({k, r, count});
-    }
-  }
-  return groups;
 }
 
 Status Hierarchy::run(const Call& call) {
@@ -259,11 +246,15 @@ void Hierarchy::sum_group(const Call& call, int64_t offset, int64_t count) {
   sum(call.view.as<float>() + offset, in, count);
 }
 
+// With bf16 on the wire the partial sum of every node is rounded, the owner's own too: an element's
+// sum does not depend on who owns it.
 Status Hierarchy::run_reduce_scatter(const Call& call) {
   const int64_t begin = call.owners.offset(rank_), count = call.owners.count(rank_);
   float* const mine = call.view.as<float>() + begin;
   const int64_t pieces = mesh_ ? pieces_of(count) : 0;
   const int64_t window = std::min(pieces, ahead);
+  const size_t unit = bytes_of(call.wire);
+  const bool rounded = mesh_ && call.wire == DType::bf16;
   const auto elsewhere = [&](const Group& g) { return g.node != my_node_; };
 
   // Room for `window` pieces of each group elsewhere, used in turn.
@@ -276,8 +267,8 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
     int64_t place = 0;
     for (const Group& g : groups_) {
       if (!elsewhere(g)) continue;
-      auto r =
-          receive(g.envoy(rank_), slot_of(call, i), room(place++, i), n * sizeof(float), coming[i]);
+      auto r = receive(g.envoy(rank_), slot_of(call, i), room(place++, i),
+                       static_cast<size_t>(n) * unit, coming[i]);
       if (!r) return r;
     }
     return {};
@@ -305,14 +296,16 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
       for (int o : served) {
         const int64_t n = std::min(piece, call.owners.count(o) - i * piece);
         if (n <= 0) continue;
-        const int64_t at = call.owners.offset(o) + i * piece;
-        sum_group(call, at, n);
-        auto s = send(o, slot_of(call, i), call.view.as<float>() + at, n * sizeof(float), going);
+        float* const partial = call.view.as<float>() + call.owners.offset(o) + i * piece;
+        sum_group(call, partial - call.view.as<float>(), n);
+        if (rounded) pack_bf16(partial, n);
+        auto s = send(o, slot_of(call, i), partial, static_cast<size_t>(n) * unit, going);
         if (!s) return s;
       }
     }
   }
   sum_group(call, begin, count);
+  if (rounded) round_to_bf16(mine, count);
 
   for (int64_t i = 0; i < pieces; ++i) {
     if (auto done = finish(coming[i], call.deadline); !done) return done;
@@ -320,12 +313,15 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
     std::vector<Branch> in;
     int64_t place = 0;
     for (const Group& g : groups_) {
-      if (g.first == mine_.first)
+      if (g.first == mine_.first) {
         in.push_back({mine + i * piece, g.count});
-      else if (elsewhere(g))
-        in.push_back({room(place++, i), g.count});
-      else  // here, where nobody has added it up
+      } else if (elsewhere(g)) {
+        float* const partial = room(place++, i);
+        if (rounded) unpack_bf16(partial, n);
+        in.push_back({partial, g.count});
+      } else {  // here, where nobody has added it up
         add_ranks(call, g, begin + i * piece, n, in);
+      }
     }
     sum(mine + i * piece, in, n);
     if (i + window < pieces)

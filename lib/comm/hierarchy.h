@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/groups.h"
 #include "comm/mesh.h"
 #include "comm/node.h"
 #include "comm/queue.h"
@@ -46,13 +47,6 @@ class Hierarchy final : public Comm, private Queue::Runner {
   Moved moved() const override;
 
  private:
-  // Ranks of one node whose numbers are added up before they leave it.
-  struct Group {
-    int node, first, count;
-    // The rank of it that deals with what is owned by a rank elsewhere; takes turns.
-    int envoy(int owner) const { return first + (owner < first ? owner : owner - count) % count; }
-  };
-  static std::vector<Group> plan_groups(const std::vector<int>& first, SumOrder order);
   Group node_group(int node) const { return {node, first_[node], count_on(node)}; }
 
   Status run(const Call& call) override;

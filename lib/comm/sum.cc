@@ -4,9 +4,13 @@
 #include <array>
 #include <cstring>
 
+#include "base/bf16.h"
+
 namespace trainlaunch {
 
 namespace {
+
+constexpr int64_t bf16_block = 1024;
 
 // Without a second pass over memory for the numbers of ranks that are common on a node.
 template <int N>
@@ -82,6 +86,35 @@ void sum_as_tree(float* out, std::span<const Branch> in, int64_t n) {
       }
     }
     std::copy_n(stack[0].sum.data(), m, out + at);
+  }
+}
+
+void round_to_bf16(float* x, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] = float_of(bf16_of(x[i]));
+}
+
+// Blocks go through the nearest cache, because numbers of two sizes share their memory: packed ones
+// from the front, which never overtake what is still to be read, and the other way round.
+void pack_bf16(float* x, int64_t n) {
+  alignas(64) std::array<uint16_t, bf16_block> packed;
+  auto* out = reinterpret_cast<std::byte*>(x);
+  for (int64_t at = 0; at < n; at += bf16_block) {
+    const int64_t m = std::min(bf16_block, n - at);
+#pragma omp simd
+    for (int64_t i = 0; i < m; ++i) packed[i] = bf16_of(x[at + i]);
+    std::memcpy(out + at * sizeof(uint16_t), packed.data(), m * sizeof(uint16_t));
+  }
+}
+
+void unpack_bf16(float* x, int64_t n) {
+  alignas(64) std::array<uint16_t, bf16_block> packed;
+  const auto* in = reinterpret_cast<const std::byte*>(x);
+  for (int64_t at = (n - 1) / bf16_block * bf16_block; at >= 0 && n > 0; at -= bf16_block) {
+    const int64_t m = std::min(bf16_block, n - at);
+    std::memcpy(packed.data(), in + at * sizeof(uint16_t), m * sizeof(uint16_t));
+#pragma omp simd
+    for (int64_t i = 0; i < m; ++i) x[at + i] = float_of(packed[i]);
   }
 }
 

@@ -20,4 +20,10 @@ struct Branch {
 // may be one of them, and overlaps none of them otherwise.
 void sum_as_tree(float* out, std::span<const Branch> in, int64_t n);
 
+// x[i] to the nearest bf16, where it stays an f32.
+void round_to_bf16(float* x, int64_t n);
+// The same as n numbers of two bytes at the beginning of x, and back.
+void pack_bf16(float* x, int64_t n);
+void unpack_bf16(float* x, int64_t n);
+
 }  // namespace trainlaunch
