@@ -178,7 +178,8 @@ std::string manifest_text(const std::string& path, const Manifest& m, bool range
       {"step", std::to_string(s.step) + "; Adam has counted " + plural(s.updates, "update")},
       {"position", plural(s.samples, "sample") + " of the text used" +
                        (s.data_digest.empty() ? "" : ", XXH3-128 " + one_line(s.data_digest))},
-      {"guard", plural(s.guard.skipped, "step") + " skipped in a row"},
+      {"guard", plural(s.guard.skipped, "step") + " skipped in a row, " +
+                    plural(s.guard.rollbacks, "rollback")},
       {"model", model_text(m)}};
   std::vector<Row> config{{"OPTION", "VALUE"}};
   for (const auto& [key, value] : s.config) config.push_back({one_line(key), one_line(value)});
@@ -233,7 +234,7 @@ std::string manifest_json(const std::string& path, const Manifest& m) {
                {"step", s.step},
                {"samples", s.samples},
                {"updates", s.updates},
-               {"guard", {{"skipped", s.guard.skipped}}},
+               {"guard", {{"skipped", s.guard.skipped}, {"rollbacks", s.guard.rollbacks}}},
                {"data_digest", s.data_digest},
                {"config", s.config},
                {"config_digest", config_digest(s.config)},

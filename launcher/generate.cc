@@ -35,6 +35,8 @@ void add_generate_options(OptionTable& t, Generate& g) {
   t.whole("tokens", &g.options.tokens, 0, any, "bytes to generate");
   t.real("temperature", &g.options.temperature, 0, large, "0: always the most likely byte");
   t.whole("top-k", &g.options.top_k, 0, 256, "choose among the k most likely; 0: among all");
+  t.real("top-p", &g.options.top_p, 0, 1,
+         "choose among the most likely bytes that together are so likely; 1: among all");
   t.whole("seed", &g.options.seed, 0, any, "of the choices");
 }
 

@@ -305,11 +305,16 @@ void add_run_options(OptionTable& t, RunConfig& c) {
           "sequences per forward pass; 0: chosen");
   t.whole("train.micro-batches", &c.train.micro_batches, 0, any_int,
           "of a global batch, with deterministic=canonical: a power of two");
+  t.choice<Recompute>("train.recompute", &c.train.recompute,
+                      {{"none", Recompute::none}, {"block", Recompute::block}},
+                      "block: keep only where each layer begins, and compute the rest twice");
   t.whole("train.seed", &c.train.seed, 0, any, "of initial weights and sample order");
   t.whole("train.log-every", &c.train.log_every, 1, any, "steps between progress lines");
   t.whole("train.eval-every", &c.train.eval_every, 0, any, "steps between evaluations; 0: none");
   t.whole("train.eval-batches", &c.train.eval_batches, 1, any_int, "batches of an evaluation");
   t.whole("train.threads", &c.train.threads, 0, 4096, "per rank; 0: the CPUs it may use");
+  t.real("train.peak-tflops", &c.train.peak_tflops, 0, 1e9,
+         "of a rank, what mfu is a share of; 0: found out");
   t.real("train.deadline", &c.train.deadline, 1, 1e9, "seconds to wait for the other ranks");
   t.group("[optim]: AdamW; warm-up, then a cosine");
   t.real("optim.lr", &c.optim.lr, 0, infinite, "learning rate after the warm-up");
@@ -326,6 +331,21 @@ void add_run_options(OptionTable& t, RunConfig& c) {
                         "optimizer: each rank keeps the optimizer's state of its own part");
   t.real("parallel.bucket-mib", &c.parallel.bucket_mib, 0.001, 1 << 20,
          "MiB of gradients reduced together");
+  t.group("[guard]: against losses and gradients that have gone wrong");
+  t.choice<OnSpike>("guard.spike", &c.guard.spike,
+                    {{"ignore", OnSpike::ignore},
+                     {"say", OnSpike::say},
+                     {"skip", OnSpike::skip},
+                     {"rollback", OnSpike::roll_back}},
+                    "what a loss or norm far above those before it does");
+  t.real("guard.loss-z", &c.guard.loss_z, 0, infinite,
+         "deviations above the mean that make a loss a spike; 0: none is");
+  t.real("guard.norm-z", &c.guard.norm_z, 0, infinite, "the same of the gradient's norm");
+  t.whole("guard.window", &c.guard.window, 2, 100000, "steps that say what is usual");
+  t.choice<OnNan>("guard.nan", &c.guard.nan,
+                  {{"skip", OnNan::skip}, {"rollback", OnNan::roll_back}, {"stop", OnNan::stop}},
+                  "what a loss or gradient that is not finite does");
+  t.whole("guard.rollbacks", &c.guard.rollbacks, 0, any_int, "of a run, before it ends with 93");
   t.group("[checkpoint]");
   t.whole("checkpoint.every", &c.checkpoint.every, 0, any, "steps; 0: at the end only");
   t.whole("checkpoint.keep", &c.checkpoint.keep, 0, any_int,

@@ -25,7 +25,10 @@ namespace trainlaunch {
 
 // What watches over the steps.
 struct Guard {
-  uint64_t skipped = 0;  // steps in a row whose gradient was not finite
+  uint64_t skipped = 0;    // steps in a row that changed no weight
+  uint64_t rollbacks = 0;  // how often the run went back to a checkpoint without ending
+  uint64_t rolled_from = 0, rolled_to = 0;  // steps: the furthest it went back from; last to
+  std::vector<double> losses, norms;        // of the last steps, oldest first
   bool operator==(const Guard&) const = default;
 };
 

@@ -34,6 +34,13 @@ class Fields {
     if (v && v->is_string()) return v->get<std::string>();
     return missing(key), "";
   }
+  std::vector<double> numbers(const char* key) {
+    const json* v = find(key);
+    const bool all = v && v->is_array() &&
+                     std::all_of(v->begin(), v->end(), [](const json& x) { return x.is_number(); });
+    if (all) return v->get<std::vector<double>>();
+    return missing(key), std::vector<double>();
+  }
   const json& object(const char* key) { return of_type(key, json::value_t::object); }
   const json& array(const char* key) { return of_type(key, json::value_t::array); }
 
@@ -65,11 +72,16 @@ std::string text_of(const json& j) {
   return j.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+json to_json(const Guard& g) {
+  return {{"skipped", g.skipped},     {"rollbacks", g.rollbacks}, {"rolled_from", g.rolled_from},
+          {"rolled_to", g.rolled_to}, {"losses", g.losses},       {"norms", g.norms}};
+}
+
 json to_json(const State& s) {
   return {{"step", s.step},
           {"samples", s.samples},
           {"updates", s.updates},
-          {"guard", {{"skipped", s.guard.skipped}}},
+          {"guard", to_json(s.guard)},
           {"data_digest", s.data_digest},
           {"config", s.config},
           {"config_digest", config_digest(s.config)}};
@@ -78,14 +90,17 @@ json to_json(const State& s) {
 Result<State> state_from(const json& j) {
   Fields f(j);
   Fields guard(f.object("guard"));
-  State s{f.number("step"),          f.number("samples"),   f.number("updates"),
-          {guard.number("skipped")}, f.text("data_digest"), {}};
+  State s{
+      f.number("step"), f.number("samples"), f.number("updates"), {}, f.text("data_digest"), {}};
+  s.guard = {guard.number("skipped"),   guard.number("rollbacks"), guard.number("rolled_from"),
+             guard.number("rolled_to"), guard.numbers("losses"),   guard.numbers("norms")};
   const std::string config = f.text("config_digest");
   for (auto& [key, value] : f.object("config").items()) {
     if (!value.is_string()) return fail("state.config." + key + " is no text");
     s.config[key] = value.get<std::string>();
   }
-  if (!guard.wrong().empty()) return fail("state.guard." + guard.wrong() + " is no number");
+  if (!guard.wrong().empty())
+    return fail("state.guard." + guard.wrong() + " is missing or of another type");
   if (!f.wrong().empty()) return fail("state." + f.wrong() + " is missing or of another type");
   if (config != config_digest(s.config)) return fail("state.config has another digest");
   return s;

@@ -58,41 +58,63 @@ struct Top {
   View normed, mean, rstd;
 };
 
-// Gradients and passing values; none outlives its layer but dx, the residual stream's gradient.
+// Gradients; none outlives its layer but dx, that of the residual stream.
 struct Work {
-  View branch;     // [rows, C]  what a layer adds to x; backward: the gradient of a norm's output
+  View dnormed;    // [rows, C]  of a norm's output
   View dx;         // [rows, C]
   View dattended;  // [rows, C]
   View dqkv;       // [rows, 3C]
   View dexpanded;  // [rows, 4C]
 };
 
-// One call of the model on one batch.
+// One call of the model on one batch, or on the tokens of one sequence from `first` on.
 struct Pass {
   Ops& ops;
   Stream& stream;
   Shard& shard;
   int64_t sequences, context;
+  int64_t first = 0;
 
   int64_t rows() const { return sequences * context; }
+  int64_t end() const { return first + context; }
   // Activations are reserved for the largest batch; this one may be smaller.
   View fit(View whole) const {
     return whole.n == 1 ? View(whole.p, whole.t, {rows()})
                         : View(whole.p, whole.t, {rows(), whole.cols()});
   }
+  // Rows of the whole sequence, and those of them that are computed now.
+  View cached(View whole) const {
+    return View(whole.p, whole.t, {sequences * end(), whole.cols()});
+  }
+  View fresh(View whole) const {
+    const int64_t columns = whole.cols();
+    return whole.slice(first * columns, rows() * columns).reshape({rows(), columns});
+  }
 
-  void linear(View x, int weight, View y, Activation act = Activation::none, View pre = {}) const {
+  Gemm linear_map(View x, int weight, View y) const {
     Gemm g;
     g.a = x;
     g.b = shard.weight(weight);
     g.c = y;
     g.bias = shard.weight(weight + 1);
-    g.act = act;
+    return g;
+  }
+  void linear(View x, int weight, View y) const { ops.gemm(stream, linear_map(x, weight, y)); }
+  // y = gelu(pre), pre = x W + b
+  void linear_gelu(View x, int weight, View y, View pre) const {
+    Gemm g = linear_map(x, weight, y);
+    g.act = Activation::gelu;
     g.pre = pre;
     ops.gemm(stream, g);
   }
-  // dW += x^T dy, db += sum of dy's rows, dx = dy W^T
-  void linear_back(View x, int weight, View dy, View dx) const {
+  // y = x W + b + add
+  void linear_add(View x, int weight, View add, View y) const {
+    Gemm g = linear_map(x, weight, y);
+    g.add = add;
+    ops.gemm(stream, g);
+  }
+  // dW += x^T dy, db += sum of dy's rows, dx = dy W^T; where x is gelu(pre), dx is pre's gradient.
+  void linear_back(View x, int weight, View dy, View dx, View pre = {}) const {
     Gemm dw;
     dw.a = x;
     dw.transposed_a = true;
@@ -108,6 +130,7 @@ struct Pass {
     g.b = shard.weight(weight);
     g.transposed_b = true;
     g.c = dx;
+    g.back = pre;
     ops.gemm(stream, g);
   }
 
@@ -139,22 +162,28 @@ class Gpt final : public Model {
     return {shape.sequences, shape.context, config_.width, config_.heads, config_.vocab};
   }
 
-  void reserve(Arena& arena, DType dtype, const BatchShape& shape, bool training) override {
-    const int64_t rows = shape.sequences * shape.context, C = config_.width;
+  void reserve(Arena& arena, const Ops& ops, const ReserveFor& what) override {
+    const int64_t rows = what.shape.sequences * what.shape.context, C = config_.width;
+    const bool training = what.use == Use::training, generation = what.use == Use::generation;
+    recompute_ = training && what.recompute == Recompute::block;
     auto matrix = [&](int64_t columns) {
-      return arena.take("activations", dtype, {rows, columns});
+      return arena.take("activations", ops.dtype(), {rows, columns});
     };
-    auto column = [&] { return arena.take("activations", dtype, {rows}); };
+    auto column = [&] { return arena.take("activations", ops.wide(), {rows}); };
 
-    // Without a backward pass, all layers share the memory of one.
-    layers_.assign(training ? config_.layers : 1, Layer{});
+    // Layers share what need not outlive them: without a backward pass everything, but in text
+    // generation not the cache; with recomputation everything but where they begin.
+    layers_.assign(training || generation ? config_.layers : 1, Layer{});
     for (Layer& a : layers_) {
-      a.x = matrix(C);
+      const bool first = &a == &layers_.front();
+      if (!first && (recompute_ || generation)) a = layers_.front();
+      if (first || !generation) a.x = matrix(C);
+      if (first || !recompute_) a.qkv = matrix(3 * C);
+      if (!first && (recompute_ || generation)) continue;
       a.normed1 = matrix(C);
       a.mean1 = column();
       a.rstd1 = column();
-      a.qkv = matrix(3 * C);
-      a.lse = arena.take("activations", dtype, {rows * config_.heads});
+      a.lse = arena.take("activations", ops.wide(), {rows * config_.heads});
       a.attended = matrix(C);
       a.mid = matrix(C);
       a.normed2 = matrix(C);
@@ -169,11 +198,11 @@ class Gpt final : public Model {
     top_.mean = column();
     top_.rstd = column();
     work_ = {};
-    work_.branch = matrix(C);
     if (!training) return;
     auto gradient = [&](int64_t columns) {
-      return arena.take("gradients of activations", dtype, {rows, columns});
+      return arena.take("gradients of activations", ops.dtype(), {rows, columns});
     };
+    work_.dnormed = gradient(C);
     work_.dx = gradient(C);
     work_.dattended = gradient(C);
     work_.dqkv = gradient(3 * C);
@@ -184,14 +213,14 @@ class Gpt final : public Model {
     const Traced traced(ctx.trace, "compute", "evaluate");
     const Pass p = pass(ctx, batch, shard);
     const Top top = fit(p, top_);
-    run_layers(ctx, p, batch, /*keep=*/false);
+    run_layers(ctx, p, batch.tokens, /*keep=*/false);
     final_norm(p, top);
     head(ctx, p, batch, top.normed, {}, {});
   }
 
   void forward(Ctx& ctx, const Batch& batch, Shard& shard) override {
     const Pass p = pass(ctx, batch, shard);
-    run_layers(ctx, p, batch, /*keep=*/true);
+    run_layers(ctx, p, batch.tokens, /*keep=*/true);
     final_norm(p, fit(p, top_));
   }
 
@@ -201,13 +230,13 @@ class Gpt final : public Model {
     const Work w = fit(p, work_);
     {
       const Traced traced(ctx.trace, "compute", "loss");
-      head(ctx, p, batch, top.normed, w.branch, shard.grad(token_table));
+      head(ctx, p, batch, top.normed, w.dnormed, shard.grad(token_table));
       shard.ready(p.stream, token_table);
     }
 
     p.ops.fill(p.stream, w.dx, 0.0);
     shard.acquire(p.stream, final_block());
-    p.norm_back(top.x, final_norm_param(), top.mean, top.rstd, w.branch, w.dx);
+    p.norm_back(top.x, final_norm_param(), top.mean, top.rstd, w.dnormed, w.dx);
     shard.release(p.stream, final_block());
 
     for (int l = static_cast<int>(config_.layers) - 1; l >= 0; --l) {
@@ -222,18 +251,15 @@ class Gpt final : public Model {
     shard.ready(p.stream, token_table);
   }
 
-  void logits(Ctx& ctx, const Batch& batch, int64_t position, View out, Shard& shard) override {
-    const Traced traced(ctx.trace, "compute", "logits");
-    // Attention is causal: what comes after the position does not matter.
-    Batch prefix;
-    prefix.tokens = batch.tokens.slice(0, position + 1).reshape({1, position + 1});
-    const Pass p = pass(ctx, prefix, shard);
-    run_layers(ctx, p, prefix, /*keep=*/false);
+  void extend(Ctx& ctx, View tokens, int64_t first, View out, Shard& shard) override {
+    const Traced traced(ctx.trace, "compute", "extend");
+    const Pass p{ctx.ops, ctx.stream, shard, 1, tokens.cols(), first};
+    run_layers(ctx, p, tokens, /*keep=*/true);
 
-    Pass last = p;
-    last.context = 1;
+    // Only what follows the last token is wanted.
+    const Pass last{ctx.ops, ctx.stream, shard, 1, 1};
     Top top = fit(last, top_);
-    top.x = top_.x.slice(position * config_.width, config_.width).reshape({1, config_.width});
+    top.x = top_.x.slice((p.rows() - 1) * config_.width, config_.width).reshape({1, config_.width});
     final_norm(last, top);
     shard.acquire(p.stream, embedding_block);
     Gemm g;
@@ -303,67 +329,69 @@ class Gpt final : public Model {
     return {p.fit(t.x), p.fit(t.normed), p.fit(t.mean), p.fit(t.rstd)};
   }
   static Work fit(const Pass& p, const Work& w) {
-    return {p.fit(w.branch), p.fit(w.dx), p.fit(w.dattended), p.fit(w.dqkv), p.fit(w.dexpanded)};
+    return {p.fit(w.dnormed), p.fit(w.dx), p.fit(w.dattended), p.fit(w.dqkv), p.fit(w.dexpanded)};
   }
   Layer fit(const Pass& p, const Layer& a) const {
     return {p.fit(a.x),        p.fit(a.normed1),
             p.fit(a.mean1),    p.fit(a.rstd1),
-            p.fit(a.qkv),      View(a.lse.p, a.lse.t, {p.sequences, config_.heads, p.context}),
+            p.cached(a.qkv),   View(a.lse.p, a.lse.t, {p.sequences, config_.heads, p.context}),
             p.fit(a.attended), p.fit(a.mid),
             p.fit(a.normed2),  p.fit(a.mean2),
             p.fit(a.rstd2),    p.fit(a.expanded),
             p.fit(a.activated)};
   }
 
-  // Embedding and all layers, into top_.x. `keep`: each layer has memory of its own, for backward.
-  void run_layers(Ctx& ctx, const Pass& p, const Batch& batch, bool keep) const {
+  // Embedding and all layers, into top_.x. `keep`: each layer has memory of its own.
+  void run_layers(Ctx& ctx, const Pass& p, View tokens, bool keep) const {
     const int layers = static_cast<int>(config_.layers);
     auto memory = [&](int l) { return fit(p, layers_[keep ? l : 0]); };
 
     p.shard.acquire(p.stream, embedding_block);
-    p.ops.embed(p.stream, {batch.tokens, p.shard.weight(token_table),
-                           p.shard.weight(position_table), memory(0).x});
+    const View positions = p.shard.weight(position_table);
+    p.ops.embed(p.stream, {tokens, p.shard.weight(token_table),
+                           positions.slice(p.first * config_.width, p.context * config_.width)
+                               .reshape({p.context, config_.width}),
+                           memory(0).x});
     p.shard.release(p.stream, embedding_block);
     for (int l = 0; l < layers; ++l) {
       const Traced traced(ctx.trace, "compute", spans_[l][0]);
-      layer(p, l, memory(l), l + 1 < layers ? memory(l + 1).x : p.fit(top_.x));
+      const Layer a = memory(l);
+      p.shard.acquire(p.stream, layer_block(l));
+      layer(p, l, a);
+      p.linear_add(a.activated, param(l, contract), a.mid,
+                   l + 1 < layers ? memory(l + 1).x : p.fit(top_.x));
+      p.shard.release(p.stream, layer_block(l));
     }
   }
 
-  // out = a.x + attention + MLP
-  void layer(const Pass& p, int l, const Layer& a, View out) const {
-    const View branch = p.fit(work_.branch);
-    p.shard.acquire(p.stream, layer_block(l));
-
+  // All of a layer that its backward pass reads: everything but its output.
+  void layer(const Pass& p, int l, const Layer& a) const {
     p.norm(a.x, param(l, norm1), a.normed1, a.mean1, a.rstd1);
-    p.linear(a.normed1, param(l, qkv), a.qkv);
-    p.ops.attention(p.stream, {p.sequences, p.context, config_.heads, a.qkv, a.attended, a.lse});
-    p.linear(a.attended, param(l, proj), branch);
-    p.ops.add(p.stream, a.x, branch, a.mid);
+    p.linear(a.normed1, param(l, qkv), p.fresh(a.qkv));
+    p.ops.attention(p.stream,
+                    {p.sequences, p.end(), config_.heads, a.qkv, a.attended, a.lse, p.first});
+    p.linear_add(a.attended, param(l, proj), a.x, a.mid);
 
     p.norm(a.mid, param(l, norm2), a.normed2, a.mean2, a.rstd2);
-    p.linear(a.normed2, param(l, expand), a.activated, Activation::gelu, a.expanded);
-    p.linear(a.activated, param(l, contract), branch);
-    p.ops.add(p.stream, a.mid, branch, out);
-
-    p.shard.release(p.stream, layer_block(l));
+    p.linear_gelu(a.normed2, param(l, expand), a.activated, a.expanded);
   }
 
   // w.dx: the gradient of the layer's output becomes that of its input.
   void layer_back(const Pass& p, int l, const Work& w) const {
     const Layer a = fit(p, layers_[l]);
     p.shard.acquire(p.stream, layer_block(l));
+    // What the last layer computed is still there.
+    if (recompute_ && l + 1 < config_.layers) layer(p, l, a);
 
-    p.linear_back(a.activated, param(l, contract), w.dx, w.dexpanded);
-    p.ops.gelu_back(p.stream, a.expanded, w.dexpanded, w.dexpanded);
-    p.linear_back(a.normed2, param(l, expand), w.dexpanded, w.branch);
-    p.norm_back(a.mid, param(l, norm2), a.mean2, a.rstd2, w.branch, w.dx);
+    p.linear_back(a.activated, param(l, contract), w.dx, w.dexpanded, a.expanded);
+    p.linear_back(a.normed2, param(l, expand), w.dexpanded, w.dnormed);
+    p.norm_back(a.mid, param(l, norm2), a.mean2, a.rstd2, w.dnormed, w.dx);
 
     p.linear_back(a.attended, param(l, proj), w.dx, w.dattended);
     p.ops.attention_back(p.stream, {p.sequences, p.context, config_.heads, a.qkv, a.attended, a.lse,
                                     w.dattended, w.dqkv});
-    p.linear_back(a.normed1, param(l, qkv), w.dqkv, w.branch);
-    p.norm_back(a.x, param(l, norm1), a.mean1, a.rstd1, w.branch, w.dx);
+    p.linear_back(a.normed1, param(l, qkv), w.dqkv, w.dnormed);
+    p.norm_back(a.x, param(l, norm1), a.mean1, a.rstd1, w.dnormed, w.dx);
 
     p.shard.release(p.stream, layer_block(l));
   }
@@ -386,6 +414,7 @@ class Gpt final : public Model {
   std::vector<ParamSpec> specs_;
   std::vector<std::array<std::string, 2>> spans_;  // names in the trace: forward, backward
   std::vector<Layer> layers_;
+  bool recompute_ = false;
   Top top_;
   Work work_;
 };

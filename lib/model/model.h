@@ -4,7 +4,7 @@
 //   ParamSpec, Layout   the flat parameter space: tiles of 1,024 elements, the same for every world
 //   Shard               where a model finds its weights and leaves its gradients (lib/optim has the
 //                       policies); the model does not know who owns what
-//   Model               parameters, memory, forward, backward, logits
+//   Model               parameters, memory, forward, backward, text generation
 //
 // A parameter's name is ours; `hf` is the name and the memory order of Hugging Face's GPT-2
 // checkpoints (GPT2LMHeadModel), which keep a linear map's weight as [in, out] (Conv1D), as we do:
@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -80,10 +81,11 @@ struct StepScalars {
   double lr = 0;
   double clip = 0;    // of the global gradient norm; 0: none
   double tokens = 0;  // unmasked targets of the global batch: gradients are divided by it
+  double norm_limit = std::numeric_limits<double>::infinity();  // a larger norm changes nothing
 };
 struct StepStats {
   double grad_norm = 0;  // of the mean gradient, before clipping
-  bool skipped = false;  // the norm was not finite: weights and Adam's count are unchanged
+  bool skipped = false;  // not finite, or above the limit: weights and Adam's count are unchanged
 };
 
 class Shard {
@@ -119,6 +121,16 @@ class Shard {
 struct BatchShape {
   int64_t sequences = 0, context = 0;
 };
+// What memory is for. Training needs what the backward pass reads, of every layer; or only where
+// each layer begins, and the backward pass computes the rest of a layer again, to the same bits.
+// Evaluation needs one layer at a time, generation besides every layer's keys and values.
+enum class Use : uint8_t { training, evaluation, generation };
+enum class Recompute : uint8_t { none, block };
+struct ReserveFor {
+  BatchShape shape;
+  Use use = Use::training;
+  Recompute recompute = Recompute::none;
+};
 struct Batch {
   View tokens;   // i32 [sequences, context], memory of the device
   View targets;  // the same shape; -1 is ignored
@@ -137,10 +149,9 @@ class Model {
   virtual std::span<const ParamSpec> params() const = 0;
   virtual OpsLimits limits(const BatchShape& shape) const = 0;
 
-  // Takes the memory of activations, of Ops::dtype(), from the arena; call it with a measuring one
-  // first. Later batches may be smaller in both dimensions. `training`: also what the backward pass
-  // needs.
-  virtual void reserve(Arena& arena, DType dtype, const BatchShape& shape, bool training) = 0;
+  // Takes the memory of activations from the arena; call it with a measuring one first. Later
+  // batches may be smaller in both dimensions.
+  virtual void reserve(Arena& arena, const Ops& ops, const ReserveFor& what) = 0;
 
   // Loss and count of a batch; nothing is kept.
   virtual void evaluate(Ctx& ctx, const Batch& batch, Shard& shard) = 0;
@@ -148,8 +159,10 @@ class Model {
   // backward, in one pass over the logits.
   virtual void forward(Ctx& ctx, const Batch& batch, Shard& shard) = 0;
   virtual void backward(Ctx& ctx, const Batch& batch, Shard& shard) = 0;
-  // Logits after the token at `position` of the first sequence: [vocab], of the ops' type.
-  virtual void logits(Ctx& ctx, const Batch& batch, int64_t position, View out, Shard& shard) = 0;
+  // Text generation: the tokens [1, count] i32 of one sequence, of which those before `first` have
+  // been given already since it began; of each layer, the keys and values of all are kept. Logits
+  // after the last token: [vocab], of the ops' type.
+  virtual void extend(Ctx& ctx, View tokens, int64_t first, View out, Shard& shard) = 0;
 
   virtual double flops_per_token() const = 0;  // of a training step: 6 N + 6 L C T, causal counted
 };

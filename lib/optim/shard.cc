@@ -106,7 +106,7 @@ class TrainingShard final : public Shard {
     if (!norm) return forward(norm);
     StepStats stats;
     stats.grad_norm = *norm;
-    stats.skipped = !std::isfinite(*norm);
+    stats.skipped = !std::isfinite(*norm) || *norm > scalars.norm_limit;
     if (!stats.skipped) update(stream, scalars, *norm);
     return stats;
   }

@@ -30,13 +30,15 @@ struct LoopConfig {
   int64_t steps = 1000;
   int64_t global_batch = 32;  // sequences per step, whatever the number of ranks
   int64_t micro_batch = 0;    // sequences per forward pass; 0: chosen
+  Recompute recompute = Recompute::none;
   int64_t micro_batches = 0;  // of a global batch, when canonical: a power of two
   uint64_t seed = 1337;
   int64_t log_every = 10;    // steps
   int64_t eval_every = 250;  // steps; 0: never
   int64_t eval_batches = 20;
-  int threads = 0;        // per rank; 0: the CPUs this rank may use
-  double deadline = 120;  // seconds a collective may wait for the other ranks
+  int threads = 0;         // per rank; 0: the CPUs this rank may use
+  double peak_tflops = 0;  // of a rank, for MFU; 0: found out
+  double deadline = 120;   // seconds a collective may wait for the other ranks
 };
 
 struct OptimConfig {
@@ -53,6 +55,18 @@ struct OptimConfig {
 struct ParallelConfig {
   ShardPolicy shard = ShardPolicy::optimizer;
   double bucket_mib = 25;  // of gradients reduced together
+};
+
+// What a loss or norm far above those before it does, and one that is not finite.
+enum class OnSpike : uint8_t { ignore, say, skip, roll_back };
+enum class OnNan : uint8_t { skip, roll_back, stop };
+
+struct GuardConfig {
+  OnSpike spike = OnSpike::say;
+  double loss_z = 7, norm_z = 7;  // a spike is so many deviations above the mean; 0: none is
+  int64_t window = 128;           // steps that say what is usual
+  OnNan nan = OnNan::skip;
+  int64_t rollbacks = 10;  // of a run, before it ends
 };
 
 // What a checkpoint that cannot be written does to the run.
@@ -81,6 +95,7 @@ struct RunConfig {
   LoopConfig train;
   OptimConfig optim;
   ParallelConfig parallel;
+  GuardConfig guard;
   CheckpointConfig checkpoint;
 };
 

@@ -65,13 +65,17 @@ int useful_threads(const Layout& layout) {
   return static_cast<int>(std::min<int64_t>(useful, std::count(cpus.begin(), cpus.end(), '1')));
 }
 
-Status make_arena(Engine& e, const BatchShape& shape, bool training) {
+Status make_arena(Engine& e, const ReserveFor& what) {
+  const BatchShape& shape = what.shape;
   auto take = [&](Arena& arena) {
-    e.model->reserve(arena, e.ops->dtype(), shape, training);
+    e.model->reserve(arena, *e.ops, what);
     e.tokens = arena.take("batches", DType::i32, {shape.sequences, shape.context});
     e.targets = arena.take("batches", DType::i32, {shape.sequences, shape.context});
     e.totals = arena.take("losses", DType::f64, {2});
-    if (!training) e.logits = arena.take("logits", e.ops->dtype(), {Text::vocab});
+    if (what.use == Use::generation) {
+      e.computed_logits = arena.take("logits", e.ops->dtype(), {Text::vocab});
+      e.logits = arena.take("logits", DType::f32, {Text::vocab});
+    }
     const size_t scratch = e.ops->scratch_bytes(e.model->limits(shape));
     return arena.take("scratch", DType::u8, {static_cast<int64_t>(scratch)});
   };
@@ -177,6 +181,9 @@ Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& cont
                                           : fair_threads(control, Deadline::in(timeout));
   if (!threads) return forward(threads);
   if (auto s = make_machine(e, config, *threads); !s) return forward(s);
+  auto peak = find_peak(config, *e.device, *e.stream, *e.ops, *threads);
+  if (!peak) return forward(peak);
+  e.peak = std::move(*peak);
   if (auto s = make_model(e, config.model); !s) return forward(s);
 
   CommOptions options;
@@ -187,8 +194,10 @@ Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& cont
   if (!comm) return forward(comm);
   e.comm = std::move(*comm);
 
-  const BatchShape shape{micro_batch(config, world.size), config.model.context};
-  if (auto s = make_arena(e, shape, /*training=*/true); !s) return forward(s);
+  const ReserveFor what{{micro_batch(config, world.size), config.model.context},
+                        Use::training,
+                        config.train.recompute};
+  if (auto s = make_arena(e, what); !s) return forward(s);
   auto shard =
       make_shard({*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed},
                  shard_options(config, e.trace.get()));
@@ -206,7 +215,7 @@ Result<Engine> make_frozen_engine(const RunConfig& config) {
   auto comm = make_comm(*alone, {}, {});
   if (!comm) return forward(comm);
   e.comm = std::move(*comm);
-  if (auto s = make_arena(e, {1, config.model.context}, /*training=*/false); !s) return forward(s);
+  if (auto s = make_arena(e, {{1, config.model.context}, Use::generation}); !s) return forward(s);
   auto shard = make_frozen_shard(
       {*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed});
   if (!shard) return forward(shard);

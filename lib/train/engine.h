@@ -12,6 +12,7 @@
 #include "ops/ops.h"
 #include "optim/optim.h"
 #include "train/config.h"
+#include "train/peak.h"
 
 namespace trainlaunch {
 
@@ -22,6 +23,7 @@ struct Engine {
   std::unique_ptr<Stream> stream;
   int threads = 1;
   std::unique_ptr<Ops> ops;
+  Peak peak;  // of one rank; only for training
   std::unique_ptr<Comm> comm;
   std::unique_ptr<Model> model;
   Layout layout;
@@ -30,7 +32,8 @@ struct Engine {
 
   View tokens, targets;  // i32 [micro, context]: room for the largest micro-batch
   View totals;           // f64 [2]: sum of losses, number of unmasked targets
-  View logits;           // [vocab], of the ops' type; only for generation
+  // [vocab], only for generation: of the ops' type, and as the host reads them, f32.
+  View computed_logits, logits;
 
   Ctx context() { return {*ops, *stream, totals.slice(0, 1), totals.slice(1, 1), trace.get()}; }
   // The first `sequences` rows of the memory for batches.

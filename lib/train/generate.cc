@@ -15,18 +15,37 @@ namespace {
 
 constexpr Seconds patience{600};  // for one token
 
-// The logits after the last of `text`, of which the model sees as much as its context holds.
-Status logits_after(Engine& e, const std::vector<int32_t>& text, std::vector<float>& logits) {
-  const int64_t context = e.tokens.cols(),
-                seen = std::min(context, static_cast<int64_t>(text.size()));
-  std::vector<int32_t> window(static_cast<size_t>(context), 0);
-  std::copy(text.end() - seen, text.end(), window.begin());
-  e.device->upload(*e.stream, e.tokens, View(window.data(), DType::i32, {1, context}));
-  Ctx ctx = e.context();
-  e.model->logits(ctx, e.batch(1), seen - 1, e.logits, *e.shard);
-  e.device->download(*e.stream, View(logits.data(), DType::f32, {Text::vocab}), e.logits);
-  return e.stream->record().wait(Deadline::in(patience));
-}
+// A text that grows, of which the model sees the end.
+class Reading {
+ public:
+  explicit Reading(Engine& engine) : e_(engine), context_(engine.tokens.cols()) {}
+
+  // The logits after the last token of `text`, which is what it was and more. Where it no longer
+  // fits into the context, the older half is let go and the rest read anew.
+  Status read(const std::vector<int32_t>& text, std::vector<float>& logits) {
+    const auto size = static_cast<int64_t>(text.size());
+    if (size - begin_ > context_) {
+      const int64_t kept = read_ > 0 ? std::max<int64_t>(context_ / 2, 1) : context_;
+      begin_ = size - kept;
+      read_ = 0;
+    }
+    std::vector<int32_t> fresh(text.begin() + begin_ + read_, text.end());
+    const auto count = static_cast<int64_t>(fresh.size());
+    const View tokens = e_.tokens.slice(0, count).reshape({1, count});
+    e_.device->upload(*e_.stream, tokens, View(fresh.data(), DType::i32, {1, count}));
+    Ctx ctx = e_.context();
+    e_.model->extend(ctx, tokens, read_, e_.computed_logits, *e_.shard);
+    e_.ops->copy(*e_.stream, e_.computed_logits, e_.logits);
+    e_.device->download(*e_.stream, View(logits.data(), DType::f32, {Text::vocab}), e_.logits);
+    read_ += count;
+    return e_.stream->record().wait(Deadline::in(patience));
+  }
+
+ private:
+  Engine& e_;
+  const int64_t context_;
+  int64_t begin_ = 0, read_ = 0;  // where the model's view begins; how much of it has been read
+};
 
 Status generate(Engine& engine, const GenerateOptions& options, const TextSink& out) {
   Printable printable;
@@ -36,9 +55,10 @@ Status generate(Engine& engine, const GenerateOptions& options, const TextSink& 
     out(printable.put(static_cast<uint8_t>(c)));
   }
   if (text.empty()) text.push_back('\n');  // a model continues something
+  Reading reading(engine);
   std::vector<float> logits(Text::vocab);
   for (int64_t i = 0; i < options.tokens; ++i) {
-    if (auto s = logits_after(engine, text, logits); !s) return s;
+    if (auto s = reading.read(text, logits); !s) return s;
     text.push_back(choose(logits, options, static_cast<uint64_t>(i)));
     out(printable.put(static_cast<uint8_t>(text.back())));
   }

@@ -25,7 +25,8 @@ Status Metrics::add(const StepRecord& r) {
                          {"loss", r.loss},
                          {"learning_rate", r.learning_rate},
                          {"grad_norm", r.grad_norm},
-                         {"tokens_per_second", r.tokens_per_second}});
+                         {"tokens_per_second", r.tokens_per_second},
+                         {"mfu", r.mfu}});
 }
 
 Status Metrics::add_validation(uint64_t step, double loss) {

@@ -13,7 +13,9 @@ namespace trainlaunch {
 
 struct StepRecord {
   uint64_t step = 0;
-  double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0;
+  double loss = 0, learning_rate = 0, grad_norm = 0;
+  double tokens_per_second = 0;
+  double mfu = 0;  // share of the peak that the model's arithmetic makes up
 };
 
 class Metrics {

@@ -24,6 +24,12 @@ int32_t choose(std::span<const float> logits, const GenerateOptions& options, ui
     const double above = static_cast<double>(logits[tokens[i]]) - logits[tokens.front()];
     cumulative[i] = sum += std::exp(above / options.temperature);
   }
+  if (options.top_p < 1) {
+    const auto enough = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
+    tokens.resize(std::min<size_t>(enough - cumulative.begin(), tokens.size() - 1) + 1);
+    cumulative.resize(tokens.size());
+    sum = cumulative.back();
+  }
   const double drawn = unit(philox(options.seed, RandomStream::sample, index, 0)[0]) * sum;
   const auto at = std::lower_bound(cumulative.begin(), cumulative.end(), drawn);
   return tokens[std::min<size_t>(at - cumulative.begin(), tokens.size() - 1)];

@@ -1,5 +1,6 @@
 #include "train/saving.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/printable.h"
@@ -94,16 +95,25 @@ Status Saving::load(std::unique_ptr<Reader>& found, std::optional<uint64_t> step
   return all_well(control_, "resume: spread", engine.shard->spread(*engine.stream));
 }
 
-Status Saving::start(const Reader* from) {
+// Training goes on from there: what is newer, and what could not be used, is set aside.
+Status Saving::settle(const Reader* from) {
   const uint64_t step = from ? from->state().step : 0;
   auto moved = writer_->go_on_from(step, passed_over_);
   if (auto s = all_well(control_, "resume: set aside", moved); !s) return s;
   for (const std::string& line : *moved) record(line);
+  passed_over_.clear();
+  loaded_ = from != nullptr;
   if (from && from->level() == Level::shared) {
     durable_ = step;
     // A mark missed costs a checkpoint that stays longer than it need.
     if (auto s = writer_->mark_verified(step, from->digest()); !s) warn(s.error().what);
   }
+  return {};
+}
+
+Status Saving::start(const Reader* from) {
+  if (auto s = settle(from); !s) return s;
+  const uint64_t step = from ? from->state().step : 0;
   Status again;
   if (control_.world().rank == 0 && config_.resume == "auto") {
     auto starts = writer_->count_start(step, config_digest(settings_of(config_)));
@@ -121,6 +131,40 @@ Status Saving::start(const Reader* from) {
   log_.add("start: from step " + std::to_string(step) + ", " +
            plural(static_cast<uint64_t>(control_.world().size), "rank"));
   return {};
+}
+
+// Rank 0 looks, for all.
+Result<std::optional<uint64_t>> Saving::newest_before(uint64_t step) {
+  std::string mine;
+  if (control_.world().rank == 0) {
+    auto steps = list_checkpoints(config_.run_dir);
+    if (!steps) return forward(steps);
+    const auto end = std::lower_bound(steps->begin(), steps->end(), step);
+    if (end != steps->begin()) mine = std::to_string(*std::prev(end));
+  }
+  auto all = control_.gather("roll back: step", mine, Deadline::in(storage_timeout));
+  if (!all) return forward(all);
+  if (all->front().empty()) return std::optional<uint64_t>();
+  return std::optional<uint64_t>(std::stoull(all->front()));
+}
+
+Status Saving::go_back(uint64_t older_than, std::unique_ptr<Reader>& found, const Accept& accept,
+                       Engine& engine) {
+  writer_->wait();
+  if (auto s = all_well(control_, "roll back: saves", must_end() ? end_ : Status()); !s) return s;
+  std::optional<uint64_t> step;
+  if (older_than > 0) {
+    auto older = newest_before(older_than);
+    if (!older) return forward(older);
+    step = *older;
+  }
+  auto agreed = find(step, accept);
+  if (!agreed) return forward(agreed);
+  found = std::move(*agreed);
+  if (auto s = load(found, step, accept, engine); !s) return s;
+  if (!found)
+    return fail("there is no checkpoint to go back to in " + config_.run_dir, exit_code::hopeless);
+  return settle(found.get());
 }
 
 void Saving::begin(Engine& engine, const State& state, const Writer::How& how) {

@@ -47,6 +47,13 @@ class Saving {
   // Waits for a save in progress. An error: the last save has failed, or must_end().
   Status finish();
 
+  // Collective. Back to the newest checkpoint, or the newest one in the run directory of a step
+  // before `older_than` if there is one, when the saves in progress have ended.
+  Status go_back(uint64_t older_than, std::unique_ptr<Reader>& found, const Accept& accept,
+                 Engine& engine);
+  // Whether a save has been begun or loaded: the same on every rank.
+  bool has_saved() const { return begun_ > 0 || loaded_; }
+
   uint64_t durable() const { return durable_; }  // step of the last shared one; 0: none
   // Said, and kept in run.log.
   void record(const std::string& line) const;
@@ -54,6 +61,8 @@ class Saving {
  private:
   Result<std::unique_ptr<Reader>> find_in(const std::vector<Source>& sources,
                                           std::optional<uint64_t> step, const Accept& accept);
+  Status settle(const Reader* from);
+  Result<std::optional<uint64_t>> newest_before(uint64_t step);
   void take(const Outcome& outcome);
   void warn(const std::string& line) const;
 
@@ -63,6 +72,7 @@ class Saving {
   std::unique_ptr<Writer> writer_;
   RunLog log_;  // rank 0
   uint64_t durable_ = 0;
+  bool loaded_ = false;
   uint64_t begun_ = 0, ended_ = 0;  // saves, by level
   std::vector<PassedOver> passed_over_;
   Status last_;  // of the last save in the shared directory

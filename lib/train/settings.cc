@@ -16,6 +16,23 @@ std::string text(double x) {
   return {buffer.data(), end};
 }
 
+std::string word_of(OnSpike x) {
+  switch (x) {
+    case OnSpike::ignore:
+      return "ignore";
+    case OnSpike::say:
+      return "say";
+    case OnSpike::skip:
+      return "skip";
+    case OnSpike::roll_back:
+      return "rollback";
+  }
+  return "";
+}
+std::string word_of(OnNan x) {
+  return x == OnNan::skip ? "skip" : x == OnNan::roll_back ? "rollback" : "stop";
+}
+
 // What a continuation must have in common with what it continues: the model; when training has
 // begun, how; and besides, if the same bits were promised whatever happens to the run.
 constexpr std::array model_options{"model.layers", "model.heads", "model.width", "model.context"};
@@ -40,6 +57,7 @@ std::map<std::string, std::string> settings_of(const RunConfig& c) {
           {"train.global-batch", std::to_string(c.train.global_batch)},
           {"train.micro-batch", std::to_string(c.train.micro_batch)},
           {"train.micro-batches", std::to_string(c.train.micro_batches)},
+          {"train.recompute", c.train.recompute == Recompute::block ? "block" : "none"},
           {"train.seed", std::to_string(c.train.seed)},
           {"optim.lr", text(c.optim.lr)},
           {"optim.min-lr", text(c.optim.min_lr)},
@@ -49,6 +67,11 @@ std::map<std::string, std::string> settings_of(const RunConfig& c) {
           {"optim.eps", text(c.optim.eps)},
           {"optim.weight-decay", text(c.optim.weight_decay)},
           {"optim.clip", text(c.optim.clip)},
+          {"guard.spike", word_of(c.guard.spike)},
+          {"guard.loss-z", text(c.guard.loss_z)},
+          {"guard.norm-z", text(c.guard.norm_z)},
+          {"guard.window", std::to_string(c.guard.window)},
+          {"guard.nan", word_of(c.guard.nan)},
           {"parallel.shard", own_tiles ? "optimizer" : "none"}};
 }
 

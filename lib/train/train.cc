@@ -13,9 +13,13 @@
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "train/collective.h"
+#include "train/describe.h"
 #include "train/engine.h"
+#include "train/feeder.h"
+#include "train/guard.h"
 #include "train/ledger.h"
 #include "train/metrics.h"
+#include "train/progress.h"
 #include "train/saving.h"
 #include "train/settings.h"
 #include "train/stop.h"
@@ -32,6 +36,11 @@ struct Sums {
   double mean() const { return loss / tokens; }
 };
 
+struct Step {
+  Sums sums;
+  Verdict verdict;
+};
+
 // Neighbours first, then neighbouring pairs, and so on: the bits depend on the terms alone, not on
 // which ranks had them.
 double sum_as_tree(std::span<const double> x) {
@@ -39,9 +48,6 @@ double sum_as_tree(std::span<const double> x) {
   const size_t half = std::bit_floor(x.size() - 1);
   return sum_as_tree(x.first(half)) + sum_as_tree(x.subspan(half));
 }
-
-// One skipped step is a bad batch; so many in a row are a run that has diverged.
-constexpr int skipped_limit = 10;
 
 class Run {
  public:
@@ -51,6 +57,7 @@ class Run {
         world_(control.world()),
         schedule_{config.optim.lr, config.optim.min_lr, static_cast<uint64_t>(config.optim.warmup),
                   static_cast<uint64_t>(config.train.steps)},
+        guard_(config.guard),
         saving_(config, control, [this](const std::string& line) { say(line); }) {}
 
   Status go() {
@@ -103,8 +110,17 @@ class Run {
     if (auto s = begin_from(*reader); !s) return forward(s);
     auto copy = saving_.reserve(engine_);
     if (!copy) return forward(copy);
-    describe(reader->get(), *copy);
-    return open_metrics();
+    feeder_.emplace(config_, *text_, engine_);
+    progress_.emplace(
+        last_step(),
+        Progress::Work{static_cast<double>(config_.train.global_batch * config_.model.context),
+                       engine_.model->flops_per_token(),
+                       engine_.peak.flops * static_cast<double>(world_.size)});
+    for (const std::string& line : describe({config_, world_, engine_, *text_, *copy,
+                                             *reader ? (*reader)->path() : std::string()}))
+      say(line);
+    if (auto s = open_records(); !s) return forward(s);
+    return false;
   }
 
   std::string trace_file() const {
@@ -176,13 +192,14 @@ class Run {
       const State& state = found->state();
       step_ = state.step;
       position_.samples = state.samples;
-      skipped_ = static_cast<int>(std::min<uint64_t>(state.guard.skipped, skipped_limit));
+      guard_.restore(state.guard);
       engine_.shard->set_updates(state.updates);
     }
     return saving_.start(found.get());
   }
 
-  Result<bool> open_metrics() {
+  // Records of steps after the present one belong to a past that is being repeated.
+  Status open_records() {
     Status opened;
     if (speaks()) {
       auto metrics = Metrics::open(config_.run_dir, step_);
@@ -198,58 +215,7 @@ class Run {
       else
         opened = forward(ledger);
     }
-    if (auto s = all_well(control_, "metrics", opened); !s) return forward(s);
-    return false;
-  }
-
-  // The table at the start of a run.
-  void describe(const Reader* from, uint64_t copy) const {
-    const ModelConfig& m = config_.model;
-    uint64_t parameters = 0, state = 0;
-    for (const ParamSpec& p : engine_.model->params())
-      parameters += static_cast<uint64_t>(p.size());
-    for (const Piece& p : engine_.shard->wanted())
-      if (p.slot != "weight") state += p.mem.bytes();
-    const uint64_t flat = static_cast<uint64_t>(engine_.layout.elements()) * sizeof(float);
-    const int64_t micro = engine_.tokens.rows();
-    std::string arena;
-    for (const Arena::Item& item : engine_.arena.items())
-      if (item.bytes >= size_t{1} << 16)  // smaller ones would read 0.0 MiB
-        arena += (arena.empty() ? "" : ", ") + item.what + " " + mebibytes(item.bytes);
-
-    say("world       " + plural(static_cast<uint64_t>(world_.size), "rank") + " on " +
-        plural(world_.nodes.size(), "node") + ", " + engine_.comm->name() + " communication; " +
-        engine_.ops->name() + " operations, " +
-        plural(static_cast<uint64_t>(engine_.threads), "thread") + " a rank");
-    say("model       " + grouped(parameters) + " parameters: " + std::to_string(m.layers) +
-        " layers, " + std::to_string(m.heads) + " heads, width " + std::to_string(m.width) +
-        ", context " + std::to_string(m.context));
-    say("data        " + config_.data.path + ": " + grouped(text_->bytes()) + " bytes, " +
-        grouped(text_->training_samples()) + " samples to train on, " +
-        grouped(text_->validation_samples()) + " to validate with");
-    say("batch       " + plural(static_cast<uint64_t>(config_.train.global_batch), "sequence") +
-        " a step, in micro-batches of " + std::to_string(micro) +
-        (config_.deterministic == Deterministic::canonical ? ", summed as on any number of ranks"
-                                                           : ""));
-    const auto buffers =
-        static_cast<uint64_t>(gradient_buffers(config_.train.micro_batches, engine_.comm->size()));
-    say("memory      of a rank: weights " + mebibytes(flat) + ", gradients " +
-        mebibytes(buffers * flat) + ", optimizer " + mebibytes(state) + "; " + arena + " (" +
-        engine_.arena.describe() + ")");
-    say("checkpoint  " +
-        (config_.checkpoint.every > 0
-             ? "every " + plural(static_cast<uint64_t>(config_.checkpoint.every), "step")
-             : std::string("at the end")) +
-        local_part() + ", written from a copy of " + mebibytes(copy) + " a rank");
-    say("run         " + config_.run_dir + ", " +
-        (from ? "continued from " + from->path() : std::string("from the beginning")) +
-        ", to step " + std::to_string(last_step()));
-  }
-
-  std::string local_part() const {
-    const CheckpointConfig& c = config_.checkpoint;
-    if (c.local_dir.empty() || c.local_every == 0) return "";
-    return ", every " + std::to_string(c.local_every) + " in " + c.local_dir + " of each node";
+    return all_well(control_, "metrics", opened);
   }
 
   // The loop ----------------------------------------------------------------------------------
@@ -258,19 +224,28 @@ class Run {
     if (step_ == 0 && config_.train.eval_every > 0)
       if (auto s = evaluate(); !s) return s;
     while (step_ < last_step()) {
-      auto sums = one_step();
-      if (!sums) return forward(sums);
+      auto step = one_step();
+      if (!step) return forward(step);
+      const Sums& sums = step->sums;
+      const Action action = step->verdict.action;
       const bool last = step_ == last_step();
       // Weights that have gone wrong must not push good ones out of the run directory.
-      const bool lost = skipped_ > 0 && !std::isfinite(sums->mean());
-      const bool hopeless = skipped_ >= skipped_limit || (lost && (last || sums->stop > 0));
-      if (hopeless || sums->end > 0) {
+      const bool lost = !std::isfinite(sums.mean()) && action != Action::roll_back;
+      const bool hopeless = action == Action::stop || guard_.hopeless() ||
+                            (action == Action::roll_back && !guard_.may_roll_back()) ||
+                            (lost && (last || sums.stop > 0));
+      if (hopeless || sums.end > 0) {
         // No rank may leave before the others have what they need of it.
         if (auto s = engine_.comm->barrier(deadline()); !s) return s;
-        return hopeless ? diverged() : end_unsaved();
+        return hopeless ? diverged(step->verdict) : end_unsaved();
+      }
+      if (action == Action::roll_back) {
+        if (auto s = roll_back(step->verdict); !s) return s;
+        if (sums.stop > 0) return stopped_early();
+        continue;
       }
       // Before an evaluation: who asks for a stop may not wait long.
-      if (sums->stop > 0 && !last) return stop_early();
+      if (sums.stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
         if (auto s = evaluate(); !s) return s;
       const Levels levels{due(config_.checkpoint.every), !config_.checkpoint.local_dir.empty() &&
@@ -281,15 +256,43 @@ class Run {
     return saving_.finish();
   }
 
-  Status diverged() const {
+  Status diverged(const Verdict& v) const {
+    std::string what = "step " + std::to_string(step_) + ": ";
+    const std::string steps = plural(std::max<uint64_t>(guard_.skipped(), 1), "step");
+    if (!v.finite)
+      what += "the loss or its gradient has not been finite for " + steps;
+    else
+      what += v.why + ", and " + steps + " in a row changed no weight";
+    if (v.action == Action::roll_back)
+      what += ", and the run has gone back " + plural(guard_.rollbacks(), "time") +
+              " already (guard.rollbacks)";
     return fail(
-        "step " + std::to_string(step_) + ": the loss or its gradient has not been finite for " +
-            plural(static_cast<uint64_t>(skipped_), "step") + "; " +
+        what + "; " +
             (saving_.durable() > 0 ? "the checkpoint of step " + std::to_string(saving_.durable()) +
                                          " is the last good one"
                                    : std::string("there is no checkpoint")) +
             "; try a smaller optim.lr or a longer optim.warmup",
         exit_code::hopeless);
+  }
+
+  // To an older checkpoint, in place. The data goes on: what the steps since then have used, the
+  // batch that was bad with it, is passed over.
+  Status roll_back(const Verdict& v) {
+    tell("roll back");
+    const uint64_t from = step_;
+    std::unique_ptr<Reader> found;
+    if (auto s = saving_.go_back(guard_.older_than(from), found, accept(), engine_); !s) return s;
+    const State& state = found->state();
+    step_ = state.step;
+    engine_.shard->set_updates(state.updates);
+    guard_.rolled_back(from, step_, state.guard);
+    saving_.record("step " + std::to_string(from) + ": " + v.why + "; back to " + found->path() +
+                   ", and on with sample " + std::to_string(position_.samples) +
+                   ": the batches of steps " + std::to_string(step_ + 1) + " to " +
+                   std::to_string(from) + " are passed over (rollback " +
+                   std::to_string(guard_.rollbacks()) + " of at most " +
+                   std::to_string(config_.guard.rollbacks) + ")");
+    return open_records();
   }
 
   Status end_unsaved() {
@@ -299,25 +302,26 @@ class Run {
 
   bool due(int64_t every) const { return every > 0 && step_ % static_cast<uint64_t>(every) == 0; }
 
-  Result<Sums> one_step() {
+  Result<Step> one_step() {
     const auto begin = Clock::now();
     tell("train");
     auto sums = gradients();
     if (!sums) return in_step(std::move(sums.error()));
     tell("update");
-    const StepScalars scalars{schedule_.at(step_), config_.optim.clip, sums->tokens};
+    const StepScalars scalars{schedule_.at(step_), config_.optim.clip, sums->tokens,
+                              guard_.norm_limit(sums->mean())};
     auto stats = engine_.shard->step(*engine_.stream, scalars);
     if (!stats) return in_step(std::move(stats.error()));
     ++step_;
     position_.samples += static_cast<uint64_t>(config_.train.global_batch);
-    busy_ += Clock::now() - begin;
-    ++steps_timed_;
-    skipped_ = stats->skipped ? skipped_ + 1 : 0;
-    if (stats->skipped)
-      say("step " + std::to_string(step_) + ": the gradient is not finite; weights are unchanged");
+    progress_->took(Clock::now() - begin);
+    auto verdict = guard_.judge(sums->mean(), stats->grad_norm, saving_.has_saved());
+    if (verdict.action == Action::say || verdict.action == Action::skip)
+      saving_.record("step " + std::to_string(step_) + ": " + verdict.why +
+                     (verdict.action == Action::skip ? "; weights are unchanged" : ""));
     if (due(config_.train.log_every) || step_ == 1 || step_ == last_step())
-      log({step_, sums->mean(), scalars.lr, stats->grad_norm, 0});
-    return sums;
+      log({step_, sums->mean(), scalars.lr, stats->grad_norm});
+    return Step{*sums, std::move(verdict)};
   }
 
   // Forward and backward over this rank's part of the global batch; the reduction of gradients has
@@ -330,9 +334,9 @@ class Run {
     const auto mine = deal(position_.samples, config_.train.global_batch, e.tokens.rows(),
                            world_.rank, world_.size);
     for (size_t i = 0; i < mine.size(); ++i) {
-      auto batch = load(mine[i], /*training=*/true);
+      auto batch = feeder_->training(mine[i]);
       if (!batch) return forward(batch);
-      if (auto s = ledger_.add(step_ + 1, mine[i].first, samples_); !s) return forward(s);
+      if (auto s = ledger_.add(step_ + 1, mine[i].first, feeder_->samples()); !s) return forward(s);
       e.ops->fill(*e.stream, e.totals, 0.0);
       e.shard->begin_micro(*e.stream, i + 1 == mine.size());
       {
@@ -376,45 +380,7 @@ class Run {
                 sums_[2 * batches_], sums_[2 * batches_ + 1]};
   }
 
-  // Samples into the memory for batches. Validation samples lie evenly over their part of the text.
-  Result<Batch> load(const Micro& micro, bool training) {
-    // The host side of the copy before this one is free when that copy is done.
-    if (auto s = uploaded_.wait(deadline()); !s) return forward(s);
-    const int64_t context = config_.model.context;
-    host_tokens_.assign(static_cast<size_t>(micro.count * context), 0);
-    host_targets_.assign(host_tokens_.size(), -1);
-    samples_.clear();
-    for (int64_t i = 0; i < micro.count; ++i) {
-      const uint64_t g = micro.first + static_cast<uint64_t>(i);
-      int32_t *tokens = host_tokens_.data() + i * context,
-              *targets = host_targets_.data() + i * context;
-      samples_.push_back(training ? order(config_.train.seed, g, text_->training_samples())
-                                  : g * text_->validation_samples() / evaluated_samples());
-      auto read = training ? text_->training(samples_.back(), tokens, targets)
-                           : text_->validation(samples_.back(), tokens, targets);
-      if (!read) return forward(read);
-    }
-    return upload(micro.count);
-  }
-
-  Batch upload(int64_t sequences) {
-    const int64_t context = config_.model.context;
-    const Batch batch = engine_.batch(sequences);
-    auto host = [&](std::vector<int32_t>& v) {
-      return View(v.data(), DType::i32, {sequences, context});
-    };
-    engine_.device->upload(*engine_.stream, batch.tokens, host(host_tokens_));
-    engine_.device->upload(*engine_.stream, batch.targets, host(host_targets_));
-    uploaded_ = engine_.stream->record();
-    return batch;
-  }
-
   // Evaluation --------------------------------------------------------------------------------
-
-  uint64_t evaluated_samples() const {
-    return std::min(text_->validation_samples(),
-                    static_cast<uint64_t>(config_.train.eval_batches * config_.train.global_batch));
-  }
 
   Status evaluate() {
     tell("evaluate");
@@ -429,14 +395,14 @@ class Run {
   Result<double> validation_loss() {
     Engine& e = engine_;
     Ctx ctx = e.context();
-    const int64_t samples = static_cast<int64_t>(evaluated_samples()), micro = e.tokens.rows();
+    const int64_t samples = static_cast<int64_t>(feeder_->evaluated()), micro = e.tokens.rows();
     clear_sums(samples);
     const auto mine = deal(0, samples, micro, world_.rank, world_.size);
     // Every rank runs as many passes as the one with the most: a pass may be a collective.
     const int64_t passes = (samples + micro * world_.size - 1) / (micro * world_.size);
     for (int64_t i = 0; i < passes; ++i) {
       const bool idle = i >= static_cast<int64_t>(mine.size());
-      auto batch = idle ? blank() : load(mine[static_cast<size_t>(i)], /*training=*/false);
+      auto batch = idle ? feeder_->blank() : feeder_->validation(mine[static_cast<size_t>(i)]);
       if (!batch) return forward(batch);
       e.ops->fill(*e.stream, e.totals, 0.0);
       e.model->evaluate(ctx, *batch, *e.shard);
@@ -447,31 +413,22 @@ class Run {
     return sums->mean();
   }
 
-  // One sequence of which no token counts.
-  Result<Batch> blank() {
-    if (auto s = uploaded_.wait(deadline()); !s) return forward(s);
-    host_tokens_.assign(static_cast<size_t>(config_.model.context), 0);
-    host_targets_.assign(host_tokens_.size(), -1);
-    return upload(1);
-  }
-
   // Saving ------------------------------------------------------------------------------------
 
   void save(const Writer::How& how) {
     tell("save");
     saving_.begin(engine_,
-                  {step_,
-                   position_.samples,
-                   engine_.shard->updates(),
-                   {static_cast<uint64_t>(skipped_)},
-                   text_->digest(),
-                   settings_of(config_)},
+                  {step_, position_.samples, engine_.shard->updates(), guard_.state(),
+                   text_->digest(), settings_of(config_)},
                   how);
   }
 
   Status stop_early() {
     save({{}, /*hurry=*/true});
     if (auto s = saving_.finish(); !s) return s;
+    return stopped_early();
+  }
+  Status stopped_early() const {
     return fail("stopped early at step " + std::to_string(step_) + " with a durable checkpoint",
                 exit_code::requeue);
   }
@@ -480,20 +437,8 @@ class Run {
 
   void log(StepRecord record) {
     if (!speaks()) return;
-    const double seconds = busy_.count() / static_cast<double>(steps_timed_);
-    record.tokens_per_second =
-        static_cast<double>(config_.train.global_batch * config_.model.context) / seconds;
-    char line[200];
-    std::snprintf(
-        line, sizeof line, "step %llu/%llu  loss %.4f  lr %.2e  norm %.3f  %s tokens/s  left %s",
-        static_cast<unsigned long long>(record.step), static_cast<unsigned long long>(last_step()),
-        record.loss, record.learning_rate, record.grad_norm,
-        grouped(static_cast<uint64_t>(record.tokens_per_second)).c_str(),
-        duration(seconds * static_cast<double>(last_step() - record.step)).c_str());
-    say(line);
+    say(progress_->line(record));
     note(metrics_.add(record));
-    busy_ = {};
-    steps_timed_ = 0;
   }
 
   // What is worth a line and no more.
@@ -513,21 +458,18 @@ class Run {
   StopRequest stop_;  // before the engine, which starts threads
   std::unique_ptr<Text> text_;
   Engine engine_;
+  std::optional<Feeder> feeder_;
+  StepGuard guard_;
   Saving saving_;    // after the engine, whose memory it copies
   Metrics metrics_;  // rank 0
+  std::optional<Progress> progress_;
   SampleLedger ledger_;
 
   std::optional<uint64_t> chosen_;  // the step of resume=STEP
   uint64_t step_ = 0;               // done
   Position position_;
-  int skipped_ = 0;                // steps in a row whose gradient was not finite
-  std::vector<uint64_t> samples_;  // of the last batch that was loaded, by index
-  std::vector<int32_t> host_tokens_, host_targets_;
-  Event uploaded_;
   size_t batches_ = 0;        // that sums_ is about
   std::vector<double> sums_;  // the loss of each, the tokens of each, then Sums' stop and end
-  Seconds busy_{0};           // of the steps since the last line
-  int steps_timed_ = 0;
 };
 
 }  // namespace

@@ -27,6 +27,7 @@ struct GenerateOptions {
   int64_t tokens = 300;
   double temperature = 0.8;  // 0: always the most likely token
   int64_t top_k = 0;         // 0: no limit
+  double top_p = 1;          // the most likely tokens that together are so likely; 1: all
   uint64_t seed = 1;
 };
 // Text from a checkpoint (empty step: the newest), or from the weights that a configuration starts

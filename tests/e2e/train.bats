@@ -76,7 +76,7 @@ same_losses() {
   cat "$dir/run.out"
   [ "$(job_state "$job")" = COMPLETED ]
   grep -q '^world  *4 ranks on 2 nodes, network' "$dir/run.out"
-  grep -q '^step 120/120  loss .* tokens/s  left 0s$' "$dir/run.out"
+  grep -q '^step 120/120  loss .* tokens/s  mfu .*%  left 0s$' "$dir/run.out"
   grep -q '^checkpoint: step 120 durable, ' "$dir/run.out"
   # ln 256 = 5.545 is what knowing nothing costs.
   values validation_loss run | awk '

@@ -53,7 +53,8 @@ Tensors tensors(const RunConfig& c, uint64_t step) {
 // Losses, validation losses and norms, as they were printed to the record: every bit of them.
 std::vector<json> history(const RunConfig& c) {
   std::vector<json> all = records(c);
-  for (json& j : all) j.erase("tokens_per_second");
+  for (json& j : all)
+    for (const char* speed : {"tokens_per_second", "mfu"}) j.erase(speed);
   return all;
 }
 

@@ -25,15 +25,15 @@ Status run(const std::string& checkpoint, const std::string& text) {
   if (!e) return forward(e);
   if (auto s = (*reader)->read(e->shard->wanted(), *e->device, *e->stream); !s) return s;
 
-  std::vector<int32_t> tokens(static_cast<size_t>(e->tokens.cols()), 0);
-  const size_t n = std::min(text.size(), tokens.size());
-  std::transform(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(n), tokens.begin(),
-                 [](char c) { return static_cast<uint8_t>(c); });
-  e->device->upload(*e->stream, e->tokens, View(tokens.data(), DType::i32, {1, e->tokens.cols()}));
+  const size_t n = std::min(text.size(), static_cast<size_t>(e->tokens.cols()));
   std::vector<float> logits(Text::vocab);
   Ctx ctx = e->context();
   for (size_t i = 0; i < n; ++i) {
-    e->model->logits(ctx, e->batch(1), static_cast<int64_t>(i), e->logits, *e->shard);
+    int32_t token = static_cast<uint8_t>(text[i]);
+    const View next = e->tokens.slice(0, 1).reshape({1, 1});
+    e->device->upload(*e->stream, next, View(&token, DType::i32, {1, 1}));
+    e->model->extend(ctx, next, static_cast<int64_t>(i), e->computed_logits, *e->shard);
+    e->ops->copy(*e->stream, e->computed_logits, e->logits);
     e->device->download(*e->stream, View(logits.data(), DType::f32, {Text::vocab}), e->logits);
     if (auto s = e->stream->record().wait(Deadline::in(Seconds(60))); !s) return s;
     for (float x : logits) std::printf("%.9g ", static_cast<double>(x));

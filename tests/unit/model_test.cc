@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -95,30 +96,29 @@ class TestShard final : public Shard {
 
 // A model with its memory, ready to run.
 struct Runner {
-  Runner(const GptConfig& config, std::unique_ptr<Ops> operations, const BatchShape& shape,
-         bool training)
+  Runner(const GptConfig& config, std::unique_ptr<Ops> operations, const ReserveFor& what)
       : ops(std::move(operations)), device(make_host_device()) {
     auto made = make_gpt(config);
     REQUIRE(made);
     model = std::move(*made);
     stream = std::move(*device->stream());
     Arena measure = Arena::measuring();
-    take(measure, shape, training);
+    take(measure, what);
     bytes = measure.used();
     auto real = Arena::make(*device, bytes);
     REQUIRE(real);
     arena = std::move(*real);
-    take(arena, shape, training);
+    take(arena, what);
     shard = std::make_unique<TestShard>(model->params(), ops->dtype());
     for (int p = 0; p < static_cast<int>(model->params().size()); ++p) {
       shard->set(p, reference_weight(model->params(), p));
     }
   }
 
-  void take(Arena& a, const BatchShape& shape, bool training) {
-    model->reserve(a, ops->dtype(), shape, training);
+  void take(Arena& a, const ReserveFor& what) {
+    model->reserve(a, *ops, what);
     ops->use_scratch(a.take("scratch", DType::u8,
-                            {static_cast<int64_t>(ops->scratch_bytes(model->limits(shape)))}));
+                            {static_cast<int64_t>(ops->scratch_bytes(model->limits(what.shape)))}));
   }
   Ctx ctx() {
     return {*ops, *stream, View(&loss, DType::f64, {1}), View(&count, DType::f64, {1}), nullptr};
@@ -135,6 +135,19 @@ struct Runner {
     model->forward(c, batch, *shard);
     model->backward(c, batch, *shard);
   }
+  // Logits after the last of these tokens of a sequence of which `first` have been seen.
+  std::vector<double> extend(View tokens, int64_t first, int64_t vocab) {
+    std::vector<double> logits(vocab);
+    std::vector<float> f32(vocab);
+    Ctx c = ctx();
+    const bool wide = ops->dtype() == DType::f64;
+    model->extend(
+        c, tokens, first,
+        wide ? View(logits.data(), DType::f64, {vocab}) : View(f32.data(), DType::f32, {vocab}),
+        *shard);
+    if (!wide) std::copy(f32.begin(), f32.end(), logits.begin());
+    return logits;
+  }
 
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Device> device;
@@ -146,10 +159,11 @@ struct Runner {
   double loss = 0, count = 0;
 };
 
-void check_against_pytorch(std::unique_ptr<Ops> ops, double tolerance) {
+void check_against_pytorch(const std::function<std::unique_ptr<Ops>()>& make_ops,
+                           double tolerance) {
   const auto& expected = reference();
   HostBatch batch = reference_batch();
-  Runner r(reference_config(), std::move(ops), {batch.sequences, batch.context}, true);
+  Runner r(reference_config(), make_ops(), {{batch.sequences, batch.context}});
   const double loss = expected["loss"];
 
   CHECK(std::abs(r.evaluate(batch.all()) - loss) <= tolerance * loss);
@@ -165,22 +179,23 @@ void check_against_pytorch(std::unique_ptr<Ops> ops, double tolerance) {
                   tolerance);
   }
 
+  // The first sequence at once, and token by token.
   const auto& logits = expected["logits"];
-  std::vector<double> f64(logits["values"].size());
-  std::vector<float> f32(f64.size());
-  const int64_t n = static_cast<int64_t>(f64.size());
-  Ctx c = r.ctx();
-  if (r.ops->dtype() == DType::f64) {
-    r.model->logits(c, batch.all(), logits["position"], View(f64.data(), DType::f64, {n}),
-                    *r.shard);
-  } else {
-    r.model->logits(c, batch.all(), logits["position"], View(f32.data(), DType::f32, {n}),
-                    *r.shard);
-    std::copy(f32.begin(), f32.end(), f64.begin());
-  }
-  for (size_t i = 0; i < f64.size(); ++i) {
-    CHECK(std::abs(f64[i] - logits["values"][i].get<double>()) <= tolerance * 10);
-  }
+  const int64_t position = logits["position"],
+                vocab = static_cast<int64_t>(logits["values"].size());
+  Runner g(reference_config(), make_ops(), {{1, batch.context}, Use::generation});
+  const auto tokens = [&](int64_t from, int64_t to) {
+    return batch.all().tokens.slice(from, to - from).reshape({1, to - from});
+  };
+  std::vector<std::vector<double>> got{g.extend(tokens(0, position + 1), 0, vocab)};
+  for (int64_t i = 0; i < position; ++i) g.extend(tokens(i, i + 1), i, vocab);
+  got.push_back(g.extend(tokens(position, position + 1), position, vocab));
+  g.extend(tokens(0, 2), 0, vocab);
+  got.push_back(g.extend(tokens(2, position + 1), 2, vocab));
+  CHECK(g.shard->nothing_held());
+  for (const std::vector<double>& values : got)
+    for (int64_t i = 0; i < vocab; ++i)
+      CHECK(std::abs(values[i] - logits["values"][i].get<double>()) <= tolerance * 10);
 }
 
 ParamSpec spec(std::string name, std::vector<int64_t> shape, Init init = {}, int uses = 1) {
@@ -310,17 +325,17 @@ TEST_CASE("shapes that do not fit are refused by the option's name") {
 }
 
 TEST_CASE("f64 reference operations: loss, gradients and logits are PyTorch's") {
-  check_against_pytorch(make_reference_ops(), 1e-10);
+  check_against_pytorch(make_reference_ops, 1e-10);
 }
 
 TEST_CASE("f32 CPU operations: loss, gradients and logits are PyTorch's") {
-  check_against_pytorch(make_cpu_ops(1), 1e-5);
-  check_against_pytorch(make_cpu_ops(2), 1e-5);
+  check_against_pytorch([] { return make_cpu_ops(1); }, 1e-5);
+  check_against_pytorch([] { return make_cpu_ops(2); }, 1e-5);
 }
 
 TEST_CASE("the whole model's gradient is the slope of its loss") {
   HostBatch batch = noise_batch(2, tiny.context, tiny.vocab);
-  Runner r(tiny, make_reference_ops(), {2, tiny.context}, true);
+  Runner r(tiny, make_reference_ops(), {{2, tiny.context}});
   r.train(batch.all());
   const double h = 1e-5;
   for (int p = 0; p < static_cast<int>(r.model->params().size()); ++p) {
@@ -341,8 +356,8 @@ TEST_CASE("the whole model's gradient is the slope of its loss") {
 TEST_CASE("gradients of micro-batches add up to those of the batch") {
   HostBatch batch = reference_batch();
   const BatchShape shape{batch.sequences, batch.context};
-  Runner whole(reference_config(), make_reference_ops(), shape, true);
-  Runner parts(reference_config(), make_reference_ops(), shape, true);
+  Runner whole(reference_config(), make_reference_ops(), {shape});
+  Runner parts(reference_config(), make_reference_ops(), {shape});
   whole.train(batch.all());
   parts.train(batch.part(0, 2));
   parts.train(batch.part(2, 1));
@@ -358,7 +373,7 @@ TEST_CASE("gradients of micro-batches add up to those of the batch") {
 
 TEST_CASE("gradients become ready once each, in the layout's order of blocks") {
   HostBatch batch = noise_batch(1, tiny.context, tiny.vocab);
-  Runner r(tiny, make_reference_ops(), {1, tiny.context}, true);
+  Runner r(tiny, make_reference_ops(), {{1, tiny.context}});
   r.train(batch.all());
   CHECK(r.shard->nothing_held());
   const auto params = r.model->params();
@@ -377,20 +392,36 @@ TEST_CASE("memory without a backward pass is less, and gives the same loss and l
   HostBatch batch = reference_batch();
   const GptConfig config = reference_config();
   const BatchShape shape{batch.sequences, batch.context};
-  Runner training(config, make_reference_ops(), shape, true);
-  Runner small(config, make_reference_ops(), shape, false);
+  Runner training(config, make_reference_ops(), {shape});
+  Runner generating(config, make_reference_ops(), {shape, Use::generation});
+  Runner small(config, make_reference_ops(), {shape, Use::evaluation});
   CHECK(small.bytes < training.bytes / 2);
-  CHECK(small.arena.used() == small.bytes);
-  CHECK(training.arena.used() == training.bytes);
+  CHECK(small.bytes < generating.bytes);
+  CHECK(generating.bytes < training.bytes);
+  for (const Runner* r : {&training, &generating, &small}) CHECK(r->arena.used() == r->bytes);
   CHECK(small.evaluate(batch.all()) == training.evaluate(batch.all()));
+  CHECK(small.loss == generating.evaluate(batch.all()));
   CHECK(small.shard->nothing_held());
 
-  // Logits at a position do not depend on what comes later.
-  std::vector<double> a(config.vocab), b(config.vocab);
-  Ctx sc = small.ctx(), tc = training.ctx();
-  small.model->logits(sc, batch.all(), 5, View(a.data(), DType::f64, {config.vocab}), *small.shard);
-  for (int64_t i = 6; i < batch.context; ++i) batch.tokens[i] = 0;
-  training.model->logits(tc, batch.all(), 5, View(b.data(), DType::f64, {config.vocab}),
-                         *training.shard);
-  CHECK(a == b);
+  const View tokens = batch.all().tokens.slice(0, 6).reshape({1, 6});
+  CHECK(generating.extend(tokens, 0, config.vocab) == training.extend(tokens, 0, config.vocab));
+}
+
+TEST_CASE("recomputation: less memory, the same bits") {
+  HostBatch batch = noise_batch(3, 16, 64);
+  const GptConfig config{4, 2, 32, 16, 64};
+  const BatchShape shape{batch.sequences, batch.context};
+  Runner plain(config, make_cpu_ops(1), {shape});
+  Runner again(config, make_cpu_ops(1), {shape, Use::training, Recompute::block});
+  CHECK(again.bytes < plain.bytes / 2);
+  CHECK(again.arena.used() == again.bytes);
+  for (Runner* r : {&plain, &again}) {
+    r->train(batch.part(0, 2));
+    r->evaluate(batch.all());
+    r->train(batch.part(1, 2));
+    CHECK(r->shard->nothing_held());
+  }
+  CHECK(again.loss == plain.loss);
+  for (int p = 0; p < static_cast<int>(plain.model->params().size()); ++p)
+    CHECK(again.shard->gradient(p) == plain.shard->gradient(p));
 }

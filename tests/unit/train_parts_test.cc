@@ -72,6 +72,21 @@ TEST_CASE("tokens are drawn as the softmax says") {
   std::set<int32_t> two;
   for (uint64_t i = 0; i < 200; ++i) two.insert(choose(logits, options, i));
   CHECK(two == std::set<int32_t>{1, 2});
+
+  // Probabilities 5/8, 2/8 and 1/8.
+  const auto drawn = [&](int64_t k, double p) {
+    options.top_k = k;
+    options.top_p = p;
+    std::set<int32_t> tokens;
+    for (uint64_t i = 0; i < 400; ++i) tokens.insert(choose(logits, options, i));
+    return tokens;
+  };
+  CHECK(drawn(0, 0) == std::set<int32_t>{2});
+  CHECK(drawn(0, 0.62) == std::set<int32_t>{2});
+  CHECK(drawn(0, 0.63) == std::set<int32_t>{1, 2});
+  CHECK(drawn(0, 0.88) == std::set<int32_t>{0, 1, 2});
+  CHECK(drawn(2, 0.70) == std::set<int32_t>{2});  // of the two, 5/7 and 2/7
+  CHECK(drawn(2, 0.72) == std::set<int32_t>{1, 2});
   CHECK(choose(std::vector<float>(5, 1.0f), GenerateOptions{.temperature = 0}, 0) == 0);
 }
 

@@ -52,7 +52,7 @@ struct Trainer {
   }
 
   void take(Arena& a, const BatchShape& shape) {
-    model->reserve(a, ops->dtype(), shape, true);
+    model->reserve(a, *ops, {shape});
     sums = a.take("loss and count", DType::f64, {2});
     ops->use_scratch(a.take("scratch", DType::u8,
                             {static_cast<int64_t>(ops->scratch_bytes(model->limits(shape)))}));

@@ -1,0 +1,63 @@
+#include "train/describe.h"
+
+#include "train/words.h"
+
+namespace trainlaunch {
+
+namespace {
+
+std::string checkpoint_line(const CheckpointConfig& c, uint64_t copy) {
+  std::string line = "checkpoint  ";
+  line += c.every > 0 ? "every " + plural(static_cast<uint64_t>(c.every), "step")
+                      : std::string("at the end");
+  if (!c.local_dir.empty() && c.local_every > 0)
+    line += ", every " + std::to_string(c.local_every) + " in " + c.local_dir + " of each node";
+  return line + ", written from a copy of " + mebibytes(copy) + " a rank";
+}
+
+std::string memory_line(const RunConfig& config, const Engine& e) {
+  uint64_t state = 0;
+  for (const Piece& p : e.shard->wanted())
+    if (p.slot != "weight") state += p.mem.bytes();
+  const uint64_t flat = static_cast<uint64_t>(e.layout.elements()) * sizeof(float);
+  const auto buffers =
+      static_cast<uint64_t>(gradient_buffers(config.train.micro_batches, e.comm->size()));
+  std::string arena;
+  for (const Arena::Item& item : e.arena.items())
+    if (item.bytes >= size_t{1} << 16)  // smaller ones would read 0.0 MiB
+      arena += (arena.empty() ? "" : ", ") + item.what + " " + mebibytes(item.bytes);
+  return "memory      of a rank: weights " + mebibytes(flat) + ", gradients " +
+         mebibytes(buffers * flat) + ", optimizer " + mebibytes(state) + "; " + arena + " (" +
+         e.arena.describe() + ")";
+}
+
+}  // namespace
+
+std::vector<std::string> describe(const Start& s) {
+  const ModelConfig& m = s.config.model;
+  const Engine& e = s.engine;
+  const bool canonical = s.config.deterministic == Deterministic::canonical;
+  uint64_t parameters = 0;
+  for (const ParamSpec& p : e.model->params()) parameters += static_cast<uint64_t>(p.size());
+  return {"world       " + plural(static_cast<uint64_t>(s.world.size), "rank") + " on " +
+              plural(s.world.nodes.size(), "node") + ", " + e.comm->name() + " communication; " +
+              e.ops->name() + " operations, " + plural(static_cast<uint64_t>(e.threads), "thread") +
+              " a rank",
+          "model       " + grouped(parameters) + " parameters: " + std::to_string(m.layers) +
+              " layers, " + std::to_string(m.heads) + " heads, width " + std::to_string(m.width) +
+              ", context " + std::to_string(m.context),
+          "data        " + s.config.data.path + ": " + grouped(s.text.bytes()) + " bytes, " +
+              grouped(s.text.training_samples()) + " samples to train on, " +
+              grouped(s.text.validation_samples()) + " to validate with",
+          "batch       " + plural(static_cast<uint64_t>(s.config.train.global_batch), "sequence") +
+              " a step, in micro-batches of " + std::to_string(e.tokens.rows()) +
+              (canonical ? ", summed as on any number of ranks" : ""),
+          memory_line(s.config, e),
+          "peak        " + e.peak.name,
+          checkpoint_line(s.config.checkpoint, s.copy),
+          "run         " + s.config.run_dir + ", " +
+              (s.from.empty() ? std::string("from the beginning") : "continued from " + s.from) +
+              ", to step " + std::to_string(s.config.train.steps)};
+}
+
+}  // namespace trainlaunch
