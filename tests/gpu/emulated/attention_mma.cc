@@ -1,0 +1,3 @@
+#include "tests/gpu/simt_host.h"
+// The emulator first.
+#include "lib/ops/cuda/attention_mma.cu"
