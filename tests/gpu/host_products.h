@@ -30,6 +30,8 @@ class HostProducts final : public gpu::Products {
     return gpu::Ending{ends_, true, ends_, ends_};
   }
 
+  Status started() override { return {}; }
+
  private:
   static float end(const gpu::Product& p, float s, int64_t at, int64_t column) {
     if (p.bias) s += get(p.bias, p.in, column);

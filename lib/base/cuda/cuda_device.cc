@@ -99,6 +99,10 @@ class CudaStream final : public Stream {
     check("cannot copy", [&] { return cudaMemcpyAsync(to, from, bytes, kind, stream_); });
   }
 
+  void keep(Error error) {
+    if (!error_) error_ = std::move(error);
+  }
+
  private:
   // Nothing more is enqueued after the first error.
   template <class F>
@@ -107,9 +111,6 @@ class CudaStream final : public Stream {
     cudaError_t e = cudaSetDevice(device_);
     if (e == cudaSuccess) e = call();
     if (e != cudaSuccess) keep({text(std::string(what) + " on the GPU", e)});
-  }
-  void keep(Error error) {
-    if (!error_) error_ = std::move(error);
   }
 
   int device_;
@@ -180,6 +181,10 @@ class CudaDevice final : public Device {
 };
 
 }  // namespace
+
+void keep_error(Stream& stream, Error error) {
+  static_cast<CudaStream&>(stream).keep(std::move(error));
+}
 
 Result<std::unique_ptr<Device>> make_cuda_device(int index) {
   int count = 0;

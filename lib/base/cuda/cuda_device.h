@@ -16,4 +16,8 @@ namespace trainlaunch {
 // copy is right but the host waits for it.
 Result<std::unique_ptr<Device>> make_cuda_device(int index);
 
+// Makes an error of what was to be enqueued on a Stream of such a device the Stream's own, if it
+// has none yet.
+void keep_error(Stream& stream, Error error);
+
 }  // namespace trainlaunch

@@ -43,6 +43,7 @@ class CudaOps final : public Ops {
   void use_scratch(View scratch) override { scratch_ = scratch; }
 
   void gemm(Stream& s, const Gemm& g) override {
+    const Checked checked(*this, s);
     assert(!g.accumulate || g.c.t == wide());
     gpu::Product p = product(g.a, g.b, g.c, g.transposed_a, g.transposed_b);
     p.bias = g.bias.p;
@@ -54,17 +55,21 @@ class CudaOps final : public Ops {
   }
 
   void bias_back(Stream& s, View dy, View dbias) override {
+    const Checked checked(*this, s);
     gpu::bias_back(s.native(), dy, dbias, rest<float>(column_bytes(dy.rows(), dy.cols())));
   }
   void gelu_back(Stream& s, View pre, View dy, View dx) override {
+    const Checked checked(*this, s);
     gpu::gelu_back(s.native(), pre, dy, dx);
   }
 
   void embed(Stream& s, const Embed& e) override {
+    const Checked checked(*this, s);
     gpu::embed(s.native(), e.tokens.as<int32_t>(), e.tokens.size(), e.tokens.cols(), e.token_table,
                e.position_table, e.out);
   }
   void embed_back(Stream& s, const EmbedBack& e) override {
+    const Checked checked(*this, s);
     const int64_t rows = e.tokens.size();
     gpu::embed_back(s.native(), e.tokens.as<int32_t>(), rows, e.tokens.cols(), e.dout,
                     e.dtoken_table, e.dposition_table,
@@ -72,15 +77,18 @@ class CudaOps final : public Ops {
   }
 
   void norm(Stream& s, const Norm& o) override {
+    const Checked checked(*this, s);
     gpu::norm(s.native(), o.x, o.gain, o.bias, o.y, o.mean, o.rstd);
   }
   void norm_back(Stream& s, const NormBack& o) override {
+    const Checked checked(*this, s);
     gpu::norm_back_columns(s.native(), o.x, o.dy, o.mean, o.rstd, o.dgain, o.dbias,
                            rest<float>(column_bytes(o.x.rows(), o.x.cols())));
     gpu::norm_back(s.native(), o.x, o.dy, o.gain, o.mean, o.rstd, o.dx);
   }
 
   void attention(Stream& s, const Attention& o) override {
+    const Checked checked(*this, s);
     const gpu::AttentionForward a{
         {o.sequences, o.context, o.heads, o.out.cols() / o.heads, o.first},
         o.qkv,
@@ -91,6 +99,7 @@ class CudaOps final : public Ops {
     gpu::attention(s.native(), a);
   }
   void attention_back(Stream& s, const AttentionBack& o) override {
+    const Checked checked(*this, s);
     const gpu::AttentionShape shape{o.sequences, o.context, o.heads, o.out.cols() / o.heads, 0};
     if (o.context == 0 || o.sequences == 0) return;
     float* delta = rest<float>(sizeof(float) * static_cast<size_t>(o.lse.size()));
@@ -101,6 +110,7 @@ class CudaOps final : public Ops {
   }
 
   void head_loss(Stream& s, const Head& o) override {
+    const Checked checked(*this, s);
     const int64_t rows = o.x.rows(), width = o.x.cols(), vocab = o.weight.rows();
     const int64_t chunk = head_chunk(rows, vocab), stride = head_stride(vocab);
     auto* losses = rest<double>(head_bytes(rows, vocab));
@@ -131,16 +141,28 @@ class CudaOps final : public Ops {
     }
   }
 
-  void add(Stream& s, View a, View b, View out) override { gpu::add(s.native(), a, b, out); }
-  void copy(Stream& s, View from, View to) override { gpu::convert(s.native(), from, to); }
-  void fill(Stream& s, View v, double value) override { gpu::fill(s.native(), v, value); }
+  void add(Stream& s, View a, View b, View out) override {
+    const Checked checked(*this, s);
+    gpu::add(s.native(), a, b, out);
+  }
+  void copy(Stream& s, View from, View to) override {
+    const Checked checked(*this, s);
+    gpu::convert(s.native(), from, to);
+  }
+  void fill(Stream& s, View v, double value) override {
+    const Checked checked(*this, s);
+    gpu::fill(s.native(), v, value);
+  }
   void sum(Stream& s, View dst, std::span<const View> parts) override {
+    const Checked checked(*this, s);
     gpu::sum(s.native(), dst, parts.data(), static_cast<int>(parts.size()));
   }
   void sumsq(Stream& s, View x, int64_t tile, View out) override {
+    const Checked checked(*this, s);
     gpu::sumsq(s.native(), x, tile, out);
   }
   void update(Stream& s, const Rule& r, const Slots& slots, View scalars) override {
+    const Checked checked(*this, s);
     const double* at = scalars.as<double>();
     gpu::adam(s.native(), {r.beta1,
                            r.beta2,
@@ -159,6 +181,20 @@ class CudaOps final : public Ops {
   }
 
  private:
+  // Hands to the Stream what went wrong in an operation's kernels.
+  class Checked {
+   public:
+    Checked(const CudaOps& ops, Stream& s) : ops_(ops), stream_(s) {}
+    ~Checked() {
+      if (auto ok = ops_.products_->started(); !ok) ops_.report_(stream_, ok.error());
+    }
+    Checked(const Checked&) = delete;
+
+   private:
+    const CudaOps& ops_;
+    Stream& stream_;
+  };
+
   gpu::Product product(View a, View b, View c, bool transposed_a, bool transposed_b) const {
     gpu::Product p;
     p.m = c.rows();

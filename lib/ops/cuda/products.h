@@ -39,6 +39,8 @@ class Products {
   // Enqueues. What is found out about a shape is kept, so that equal shapes cost no search. `add`
   // is always done.
   virtual Result<Ending> run(void* stream, const Product& p, void* workspace) = 0;
+  // Why a kernel of this thread could not be started, if one could not.
+  virtual Status started() = 0;
 };
 
 // By cuBLASLt, which is opened while the program runs. An error where it is not there, or older
