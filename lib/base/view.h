@@ -43,6 +43,11 @@ constexpr const char* name_of(DType t) {
   return "?";
 }
 
+// The upper half of an f32; what converts it is in lib/ops/convert.h.
+struct Bf16 {
+  uint16_t bits;
+};
+
 template <class T>
 inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "no such DType");
@@ -52,6 +57,8 @@ template <>
 inline constexpr DType dtype_of<float> = DType::f32;
 template <>
 inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<Bf16> = DType::bf16;
 template <>
 inline constexpr DType dtype_of<int32_t> = DType::i32;
 template <>

@@ -8,9 +8,6 @@ namespace trainlaunch {
 
 namespace {
 
-struct Bf16 {
-  uint16_t bits;
-};
 float widen(Bf16 x) { return float_of(x.bits); }
 float widen(float x) { return x; }
 double widen(double x) { return x; }

@@ -186,9 +186,12 @@ class Ops {
 
 std::unique_ptr<Ops> make_reference_ops();
 // `threads` 0: as many as the process may run on when it starts, or OMP_NUM_THREADS if that is set.
-// `any_threads`: equal inputs give equal bits on any number of threads, and products are slower.
+// `any_threads`: equal inputs give equal bits on any number of threads; where the processor has a
+// matrix unit for bf16, products do not use it then.
 // (Whatever is said here holds for one binary, one oneDNN and one instruction set.)
 enum class SameBits : uint8_t { same_threads, any_threads };
-std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits = SameBits::same_threads);
+// `dtype` is f32 or bf16.
+std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits = SameBits::same_threads,
+                                  DType dtype = DType::f32);
 
 }  // namespace trainlaunch

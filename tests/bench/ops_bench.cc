@@ -1,10 +1,11 @@
 // How fast the CPU operations are on this machine: `make bench-ops`. Prints, asserts nothing.
 //
-//   ops_bench [threads]
+//   ops_bench [threads [f32 | bf16]]
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <optional>
 
@@ -47,7 +48,8 @@ class Bench {
     }
     for (View v : {x_, y_, wide_, qkv_, weight_, table_}) {
       for (int64_t i = 0; i < v.size(); ++i) {
-        v.as<float>()[i] = static_cast<float>(unit(philox(1, RandomStream::init, i, 0)[0]) - 0.5);
+        float x = static_cast<float>(unit(philox(1, RandomStream::init, i, 0)[0]) - 0.5);
+        ops_.copy(*stream_, View(&x, DType::f32, {1}), v.slice(i, 1));
       }
     }
     for (int i = 0; i < update_scalars; ++i) scalars_.as<double>()[i] = 1e-3;
@@ -66,7 +68,7 @@ class Bench {
     print_one("attention", [&] { attention(); });
     print_one("attention, backward", [&] { attention_back(); });
     print_one("gelu, backward", [&] { ops_.gelu_back(*stream_, wide_, wide2_, wide2_); });
-    print_one("bias, backward", [&] { ops_.bias_back(*stream_, wide_, bias_); });
+    print_one("bias, backward", [&] { ops_.bias_back(*stream_, wide_, dbias_); });
     print_one("add", [&] { ops_.add(*stream_, x_, y_, y_); });
     print_one("embedding", [&] { embed(); });
     print_one("embedding, backward", [&] { embed_back(); });
@@ -96,14 +98,19 @@ class Bench {
     const auto f32 = [&](View& v, std::initializer_list<int64_t> shape) {
       v = arena.take("", DType::f32, shape);
     };
+    const auto some = [&](View& v, std::initializer_list<int64_t> shape) {
+      v = arena.take("", ops_.dtype(), shape);
+    };
     tokens_ = arena.take("", DType::i32, {s_.B, s_.T});
     targets_ = arena.take("", DType::i32, {R});
-    f32(x_, {R, C}), f32(y_, {R, C}), f32(qkv_, {R, 3 * C}), f32(dqkv_, {R, 3 * C});
-    f32(wide_, {R, 4 * C}), f32(wide2_, {R, 4 * C}), f32(lse_, {s_.B, s_.heads, s_.T});
-    f32(mean_, {R}), f32(rstd_, {R}), f32(gain_, {C}), f32(bias_, {4 * C});
-    f32(weight_, {4 * C, C}), f32(dweight_, {4 * C, C}), f32(table_, {s_.V, C});
-    f32(dtable_, {s_.V, C}), f32(positions_, {s_.T, C});
+    some(x_, {R, C}), some(y_, {R, C}), some(qkv_, {R, 3 * C}), some(dqkv_, {R, 3 * C});
+    some(wide_, {R, 4 * C}), some(wide2_, {R, 4 * C}), f32(lse_, {s_.B, s_.heads, s_.T});
+    f32(mean_, {R}), f32(rstd_, {R}), some(gain_, {C}), some(bias_, {4 * C});
+    f32(dgain_, {C}), f32(dbias_, {4 * C});
+    some(weight_, {4 * C, C}), f32(dweight_, {4 * C, C}), some(table_, {s_.V, C});
+    f32(dtable_, {s_.V, C}), some(positions_, {s_.T, C}), f32(dpositions_, {s_.T, C});
     for (View& v : slots_) f32(v, {slot()});
+    if (ops_.dtype() != ops_.wide()) some(copy_, {slot()});
     loss_ = arena.take("", DType::f64, {1});
     count_ = arena.take("", DType::f64, {1});
     scalars_ = arena.take("", DType::f64, {update_scalars});
@@ -111,21 +118,28 @@ class Bench {
     scratch_ = arena.take("", DType::u8, {static_cast<int64_t>(ops_.scratch_bytes(limits))});
   }
 
-  View matrix(View memory, int64_t r, int64_t c) const {
-    return View(memory.p, DType::f32, {r, c});
-  }
-  void forward(View x, View y, int64_t in, int64_t out, Activation act = Activation::none) {
+  View matrix(View memory, int64_t r, int64_t c) const { return View(memory.p, memory.t, {r, c}); }
+  void forward(View x, View y, int64_t in, int64_t out, View add = {}) {
     ops_.gemm(*stream_, {.a = matrix(x, rows(), in),
                          .b = matrix(weight_, in, out),
                          .c = matrix(y, rows(), out),
                          .bias = bias_.slice(0, out),
-                         .act = act});
+                         .add = add});
   }
-  void back_input(View dy, View dx, int64_t in, int64_t out) {
+  void forward_gelu(View x, View y, View pre, int64_t in, int64_t out) {
+    ops_.gemm(*stream_, {.a = matrix(x, rows(), in),
+                         .b = matrix(weight_, in, out),
+                         .c = matrix(y, rows(), out),
+                         .bias = bias_.slice(0, out),
+                         .act = Activation::gelu,
+                         .pre = pre});
+  }
+  void back_input(View dy, View dx, int64_t in, int64_t out, View pre = {}) {
     ops_.gemm(*stream_, {.a = matrix(dy, rows(), out),
                          .b = matrix(weight_, in, out),
                          .c = matrix(dx, rows(), in),
-                         .transposed_b = true});
+                         .transposed_b = true,
+                         .back = pre});
   }
   void back_weight(View x, View dy, int64_t in, int64_t out) {
     ops_.gemm(*stream_, {.a = matrix(x, rows(), in),
@@ -133,41 +147,38 @@ class Bench {
                          .c = matrix(dweight_, in, out),
                          .transposed_a = true,
                          .accumulate = true});
-    ops_.bias_back(*stream_, matrix(dy, rows(), out), bias_.slice(0, out));
+    ops_.bias_back(*stream_, matrix(dy, rows(), out), dbias_.slice(0, out));
   }
 
   void norm() { ops_.norm(*stream_, {x_, gain_, bias_.slice(0, s_.C), y_, mean_, rstd_}); }
   void norm_back() {
-    ops_.norm_back(*stream_, {x_, y_, gain_, mean_, rstd_, x_, gain_, bias_.slice(0, s_.C)});
+    ops_.norm_back(*stream_, {x_, y_, gain_, mean_, rstd_, x_, dgain_, dbias_.slice(0, s_.C)});
   }
   void attention() { ops_.attention(*stream_, {s_.B, s_.T, s_.heads, qkv_, y_, lse_}); }
   void attention_back() {
     ops_.attention_back(*stream_, {s_.B, s_.T, s_.heads, qkv_, y_, lse_, x_, dqkv_});
   }
   void embed() { ops_.embed(*stream_, {tokens_, table_, positions_, x_}); }
-  void embed_back() { ops_.embed_back(*stream_, {tokens_, x_, dtable_, positions_}); }
+  void embed_back() { ops_.embed_back(*stream_, {tokens_, x_, dtable_, dpositions_}); }
   void head() { ops_.head_loss(*stream_, {x_, table_, targets_, loss_, count_, y_, dtable_}); }
   void
   update() {  // a large model's parameters again and again in the same memory, beyond any cache
     for (int64_t done = 0; done < parameters(); done += slot()) {
-      ops_.update(*stream_, Rule{}, {slots_[0], slots_[1], slots_[2], slots_[3]}, scalars_);
+      ops_.update(*stream_, Rule{}, {slots_[0], slots_[1], slots_[2], slots_[3], copy_}, scalars_);
     }
   }
   void layer() {
     norm();
     forward(y_, qkv_, s_.C, 3 * s_.C);
     attention();
-    forward(y_, x_, s_.C, s_.C);
-    ops_.add(*stream_, x_, y_, x_);
+    forward(y_, dqkv_, s_.C, s_.C, x_);
     norm();
-    forward(y_, wide_, s_.C, 4 * s_.C, Activation::gelu);
-    forward(wide_, x_, 4 * s_.C, s_.C);
-    ops_.add(*stream_, x_, y_, x_);
+    forward_gelu(y_, wide_, wide2_, s_.C, 4 * s_.C);
+    forward(wide_, dqkv_, 4 * s_.C, s_.C, x_);
   }
   void layer_back() {
-    back_input(x_, wide2_, 4 * s_.C, s_.C);
+    back_input(x_, wide2_, 4 * s_.C, s_.C, wide_);
     back_weight(wide_, x_, 4 * s_.C, s_.C);
-    ops_.gelu_back(*stream_, wide_, wide2_, wide2_);
     back_input(wide2_, y_, s_.C, 4 * s_.C);
     back_weight(y_, wide2_, s_.C, 4 * s_.C);
     norm_back();
@@ -199,19 +210,21 @@ class Bench {
   std::unique_ptr<Stream> stream_;
   std::optional<Arena> arena_;
   View tokens_, targets_, x_, y_, qkv_, dqkv_, wide_, wide2_, lse_, mean_, rstd_, gain_, bias_,
-      weight_, dweight_, table_, dtable_, positions_, slots_[4], loss_, count_, scalars_, scratch_;
+      weight_, dweight_, table_, dtable_, positions_, dpositions_, dgain_, dbias_, slots_[4], copy_,
+      loss_, count_, scalars_, scratch_;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 0;
+  const DType dtype = argc > 2 && std::strcmp(argv[2], "bf16") == 0 ? DType::bf16 : DType::f32;
   for (const Kernels& k : kernels()) {
-    std::printf("\n== %s kernels\n", k.name);
+    std::printf("\n== %s kernels, %s\n", k.name, name_of(dtype));
     for (const Shape& shape :
          {Shape{"small", 4, 64, 4, 4, 128, 256}, Shape{"character model", 8, 256, 6, 6, 384, 256},
           Shape{"GPT-2 124M", 4, 64, 12, 12, 768, 50257}}) {
-      auto ops = make_cpu_ops(threads, k);
+      auto ops = make_cpu_ops(threads, k, dtype);
       Bench(*ops, shape).print();
     }
   }

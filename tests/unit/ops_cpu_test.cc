@@ -29,7 +29,7 @@ struct Cpu {
 
   Cpu(int threads, const Kernels& kernels, const OpsLimits& limits,
       SameBits bits = SameBits::same_threads)
-      : ops(make_cpu_ops(threads, kernels, bits)), memory(ops->scratch_bytes(limits) + 64) {
+      : ops(make_cpu_ops(threads, kernels, DType::f32, bits)), memory(ops->scratch_bytes(limits) + 64) {
     void* p = memory.data();
     size_t space = memory.size();
     std::align(64, space - 64, p, space);

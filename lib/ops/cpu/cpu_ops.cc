@@ -1,5 +1,5 @@
-// The operations in f32 on the host: which loop of kernels.h or product of oneDNN does which part,
-// on how many threads, in which piece of scratch memory.
+// The operations on the host: which loop of kernels.h does which part, on how many threads, in
+// which piece of scratch memory.
 
 #include "ops/cpu/cpu_ops.h"
 
@@ -17,7 +17,8 @@ namespace trainlaunch {
 
 namespace {
 
-constexpr int64_t cache_line = 16;  // floats
+constexpr size_t cache_line = 64;
+size_t whole_lines(size_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
 
 // Rows of logits that exist at once: enough to pay for reading weight and adding to dweight as a
 // whole each time, and about 4 MiB of them where the vocabulary is small.
@@ -25,81 +26,58 @@ int64_t head_chunk(int64_t rows, int64_t vocab) {
   return std::min(rows, std::max<int64_t>(256, (int64_t{1} << 20) / vocab));
 }
 
-// Scratch of head_loss: the losses of a chunk's rows, its logits, and what products need.
-size_t head_loss_bytes(int64_t chunk) {
-  return static_cast<size_t>((chunk + cache_line - 1) / cache_line * cache_line) * sizeof(double);
-}
-size_t head_logits_bytes(int64_t chunk, int64_t vocab) {
-  return static_cast<size_t>((chunk * vocab + cache_line - 1) / cache_line * cache_line) *
-         sizeof(float);
-}
-
+// Activations and weights are of type T.
+template <class T>
 class CpuOps final : public Ops {
+  static constexpr bool is_wide = sizeof(T) == sizeof(float);
+
  public:
   CpuOps(int threads, const Kernels& kernels, SameBits bits)
-      : team_(threads), kernels_(kernels), products_(team_, bits) {}
+      : team_(threads),
+        kernels_(kernels),
+        loops_(loops_of<T>(kernels)),
+        products_(team_, kernels, bits) {}
 
   const char* name() const override { return "cpu"; }
-  DType dtype() const override { return DType::f32; }
+  DType dtype() const override { return dtype_of<T>; }
 
-  // The products of a transformer are those of its width, three times and four times that, and the
-  // vocabulary; other shapes work, and let oneDNN allocate what does not fit.
   size_t scratch_bytes(const OpsLimits& limits) const override {
     const int64_t rows = limits.sequences * limits.context, width = limits.width;
-    const int64_t chunk = head_chunk(rows, limits.vocab);
-    size_t products = 0;
-    for (const int64_t out : {width, 3 * width, 4 * width}) {
-      products =
-          std::max({products, product_bytes(rows, out, width), product_bytes(rows, width, out)});
-    }
-    const size_t head = head_loss_bytes(chunk) + head_logits_bytes(chunk, limits.vocab) +
-                        product_bytes(chunk, limits.vocab, width);
+    const int64_t most = std::max(rows, 4 * width);
+    const HeadScratch head(head_chunk(rows, limits.vocab), limits.vocab);
     const int64_t head_width = width / limits.heads;
     const size_t attention =
         sizeof(float) * static_cast<size_t>(team_.size()) *
         static_cast<size_t>(std::max(attention_floats(head_width),
                                      attention_back_floats(head_width, limits.context)));
-    return std::max({products, head, attention});
+    return std::max({products_.scratch_bytes(most, 4 * width, most), attention,
+                     head.bytes + products_.scratch_bytes(head.chunk, width, limits.vocab)});
   }
   void use_scratch(View scratch) override {
     scratch_ = {static_cast<std::byte*>(scratch.p), scratch.bytes()};
   }
 
-  void gemm(Stream& stream, const Gemm& g) override {
-    const bool gelu = g.act == Activation::gelu;
-    assert(!(g.accumulate && (g.bias || gelu || g.add || g.back)));
-    const View out = gelu && g.pre ? g.pre : g.c;
-    const Matmul::Shape shape{.m = g.c.rows(),
-                              .n = g.c.cols(),
-                              .k = g.transposed_a ? g.a.rows() : g.a.cols(),
-                              .transposed_a = g.transposed_a,
-                              .transposed_b = g.transposed_b,
-                              .accumulate = g.accumulate,
-                              .bias = static_cast<bool>(g.bias)};
-    assert(g.a.size() == shape.m * shape.k && g.b.size() == shape.k * shape.n);
-    products_.run(shape, g.a.as<float>(), g.b.as<float>(), g.bias.as<float>(), out.as<float>(),
-                  scratch_);
-    if (g.add) add(stream, g.c, g.add, g.c);
-    if (g.back) gelu_back(stream, g.back, g.c, g.c);
-    if (!gelu) return;
-    const float* pre = out.as<float>();
-    float* y = g.c.as<float>();
-    team_.split(g.c.size(), kernel_unit, 4 * g.c.size(), [&](int64_t begin, int64_t end) {
-      kernels_.gelu(pre + begin, y + begin, end - begin);
-    });
+  void gemm(Stream&, const Gemm& g) override {
+    assert(!(g.accumulate && (g.bias || g.add || g.back || g.act != Activation::none)));
+    Product<T> o = product(g.a, g.b, g.transposed_a, g.transposed_b, g.c);
+    o.accumulate = g.accumulate;
+    o.bias = g.bias.as<T>();
+    o.add = g.add.as<T>();
+    o.back = g.back.as<T>();
+    o.pre = g.pre.as<T>();
+    o.gelu = g.act == Activation::gelu;
+    products_.run(o, scratch_);
   }
 
   void bias_back(Stream&, View dy, View dbias) override {
     team_.split(dy.cols(), kernel_unit, dy.size(), [&](int64_t begin, int64_t end) {
-      kernels_.bias_back_columns(dy.as<float>(), dy.rows(), dy.cols(), begin, end,
-                                 dbias.as<float>());
+      loops_.bias_back_columns(dy.as<T>(), dy.rows(), dy.cols(), begin, end, dbias.as<float>());
     });
   }
 
   void gelu_back(Stream&, View pre, View dy, View dx) override {
     team_.split(pre.size(), kernel_unit, 4 * pre.size(), [&](int64_t begin, int64_t end) {
-      kernels_.gelu_back(pre.as<float>() + begin, dy.as<float>() + begin, dx.as<float>() + begin,
-                         end - begin);
+      loops_.gelu_back(pre.as<T>() + begin, dy.as<T>() + begin, dx.as<T>() + begin, end - begin);
     });
   }
 
@@ -107,9 +85,9 @@ class CpuOps final : public Ops {
     const int64_t context = e.tokens.cols(), width = e.out.cols();
     team_.split(e.tokens.size(), 1, e.out.size(), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        kernels_.add(e.token_table.as<float>() + e.tokens.as<int32_t>()[row] * width,
-                     e.position_table.as<float>() + row % context * width,
-                     e.out.as<float>() + row * width, width);
+        loops_.add(e.token_table.as<T>() + e.tokens.as<int32_t>()[row] * width,
+                   e.position_table.as<T>() + row % context * width, e.out.as<T>() + row * width,
+                   width);
       }
     });
   }
@@ -119,11 +97,11 @@ class CpuOps final : public Ops {
     const int64_t context = e.tokens.cols(), width = e.dout.cols();
     team_.split(width, kernel_unit, 2 * e.dout.size(), [&](int64_t begin, int64_t end) {
       for (int64_t row = 0; row < e.tokens.size(); ++row) {
-        const float* dout = e.dout.as<float>() + row * width + begin;
+        const T* dout = e.dout.as<T>() + row * width + begin;
         float* dtoken = e.dtoken_table.as<float>() + e.tokens.as<int32_t>()[row] * width + begin;
         float* dposition = e.dposition_table.as<float>() + row % context * width + begin;
-        kernels_.add(dtoken, dout, dtoken, end - begin);
-        kernels_.add(dposition, dout, dposition, end - begin);
+        loops_.accumulate(dout, dtoken, end - begin);
+        loops_.accumulate(dout, dposition, end - begin);
       }
     });
   }
@@ -131,23 +109,23 @@ class CpuOps final : public Ops {
   void norm(Stream&, const Norm& o) override {
     const int64_t width = o.x.cols();
     team_.split(o.x.rows(), 1, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
-      kernels_.norm(o.x.as<float>() + begin * width, o.gain.as<float>(), o.bias.as<float>(),
-                    o.y.as<float>() + begin * width, o.mean.as<float>() + begin,
-                    o.rstd.as<float>() + begin, end - begin, width);
+      loops_.norm(o.x.as<T>() + begin * width, o.gain.as<T>(), o.bias.as<T>(),
+                  o.y.as<T>() + begin * width, o.mean.as<float>() + begin,
+                  o.rstd.as<float>() + begin, end - begin, width);
     });
   }
 
   void norm_back(Stream&, const NormBack& o) override {
     const int64_t rows = o.x.rows(), width = o.x.cols();
-    const float *x = o.x.as<float>(), *dy = o.dy.as<float>();
+    const T *x = o.x.as<T>(), *dy = o.dy.as<T>();
     const float *mean = o.mean.as<float>(), *rstd = o.rstd.as<float>();
     team_.split(width, kernel_unit, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
-      kernels_.norm_back_columns(x, dy, mean, rstd, rows, width, begin, end, o.dgain.as<float>(),
-                                 o.dbias.as<float>());
+      loops_.norm_back_columns(x, dy, mean, rstd, rows, width, begin, end, o.dgain.as<float>(),
+                               o.dbias.as<float>());
     });
     team_.split(rows, 1, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
-      kernels_.norm_back(x + begin * width, dy + begin * width, o.gain.as<float>(), mean + begin,
-                         rstd + begin, o.dx.as<float>() + begin * width, end - begin, width);
+      loops_.norm_back(x + begin * width, dy + begin * width, o.gain.as<T>(), mean + begin,
+                       rstd + begin, o.dx.as<T>() + begin * width, end - begin, width);
     });
   }
 
@@ -158,7 +136,7 @@ class CpuOps final : public Ops {
     const int64_t floats = attention_floats(o.out.cols() / o.heads);
     float* scratch = scratch_floats(team_.size() * floats);
     team_.each(pairs * blocks, [&](int64_t i, int thread) {
-      kernels_.attention(head(o, i % pairs), blocks - 1 - i / pairs, scratch + thread * floats);
+      loops_.attention(head(o, i % pairs), blocks - 1 - i / pairs, scratch + thread * floats);
     });
   }
 
@@ -166,33 +144,33 @@ class CpuOps final : public Ops {
     const int64_t floats = attention_back_floats(o.out.cols() / o.heads, o.context);
     float* scratch = scratch_floats(team_.size() * floats);
     team_.each(o.sequences * o.heads, [&](int64_t pair, int thread) {
-      AttentionHeadBack back;
+      AttentionHeadBack<T> back;
       back.head = head({o.sequences, o.context, o.heads, o.qkv, o.out, o.lse}, pair);
-      back.dout = o.dout.as<float>() + (back.head.out - o.out.as<float>());
-      back.dq = o.dqkv.as<float>() + (back.head.q - o.qkv.as<float>());
+      back.dout = o.dout.as<T>() + (back.head.out - o.out.as<T>());
+      back.dq = o.dqkv.as<T>() + (back.head.q - o.qkv.as<T>());
       back.dk = back.dq + (back.head.k - back.head.q);
       back.dv = back.dq + (back.head.v - back.head.q);
-      kernels_.attention_back(back, scratch + thread * floats);
+      loops_.attention_back(back, scratch + thread * floats);
     });
   }
 
   void head_loss(Stream&, const Head& o) override {
     const int64_t rows = o.x.rows(), width = o.x.cols(), vocab = o.weight.rows();
-    const int64_t chunk = head_chunk(rows, vocab);
-    const size_t front = head_loss_bytes(chunk), back = head_logits_bytes(chunk, vocab);
-    assert(front + back <= scratch_.size());
+    const HeadScratch head(head_chunk(rows, vocab), vocab);
+    assert(head.bytes <= scratch_.size());
+    const auto rest = scratch_.subspan(head.bytes);
     double* losses = reinterpret_cast<double*>(scratch_.data());
-    float* logits = reinterpret_cast<float*>(scratch_.data() + front);
-    const auto rest = scratch_.subspan(front + back);
-    for (int64_t first = 0; first < rows; first += chunk) {
-      const int64_t m = std::min(chunk, rows - first);
-      const float* x = o.x.as<float>() + first * width;
+    float* logits = reinterpret_cast<float*>(scratch_.data() + head.logits);
+    T* gradient = reinterpret_cast<T*>(scratch_.data() + head.gradient);
+    for (int64_t first = 0; first < rows; first += head.chunk) {
+      const int64_t m = std::min(head.chunk, rows - first);
+      const View x(o.x.as<T>() + first * width, dtype(), {m, width});
+      const View dlogits(gradient, dtype(), {m, vocab});
       const int32_t* targets = o.targets.as<int32_t>() + first;
-      products_.run({.m = m, .n = vocab, .k = width, .transposed_b = true}, x, o.weight.as<float>(),
-                    nullptr, logits, rest);
+      products_.run(product(x, o.weight, false, true, View(logits, DType::f32, {m, vocab})), rest);
       team_.split(m, 1, 4 * m * vocab, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          losses[i] = row_loss(logits + i * vocab, vocab, targets[i]);
+          losses[i] = row_loss(logits + i * vocab, vocab, targets[i], gradient + i * vocab);
         }
       });
       for (int64_t i = 0; i < m; ++i) {
@@ -200,23 +178,28 @@ class CpuOps final : public Ops {
         o.count.as<double>()[0] += targets[i] >= 0;
       }
       if (!o.dx) continue;
-      products_.run({.m = m, .n = width, .k = vocab}, logits, o.weight.as<float>(), nullptr,
-                    o.dx.as<float>() + first * width, rest);
-      products_.run({.m = vocab, .n = width, .k = m, .transposed_a = true, .accumulate = true},
-                    logits, x, nullptr, o.dweight.as<float>(), rest);
+      const View dx(o.dx.as<T>() + first * width, dtype(), {m, width});
+      products_.run(product(dlogits, o.weight, false, false, dx), rest);
+      Product<T> dweight = product(dlogits, x, true, false, o.dweight);
+      dweight.accumulate = true;
+      products_.run(dweight, rest);
     }
   }
 
   void add(Stream&, View a, View b, View out) override {
     team_.split(out.size(), kernel_unit, out.size(), [&](int64_t begin, int64_t end) {
-      kernels_.add(a.as<float>() + begin, b.as<float>() + begin, out.as<float>() + begin,
-                   end - begin);
+      loops_.add(a.as<T>() + begin, b.as<T>() + begin, out.as<T>() + begin, end - begin);
     });
   }
 
   void copy(Stream&, View from, View to) override {
-    team_.split(to.size(), kernel_unit, to.size(),
-                [&](int64_t begin, int64_t end) { convert(from, to, begin, end); });
+    team_.split(to.size(), kernel_unit, to.size(), [&](int64_t begin, int64_t end) {
+      if (from.t == DType::f32 && to.t == DType::bf16) {
+        kernels_.bf16.narrow(from.as<float>() + begin, to.as<Bf16>() + begin, end - begin);
+      } else {
+        convert(from, to, begin, end);
+      }
+    });
   }
 
   void fill(Stream&, View v, double value) override {
@@ -240,7 +223,6 @@ class CpuOps final : public Ops {
   }
 
   void update(Stream&, const Rule& rule, const Slots& slots, View scalars) override {
-    assert(!slots.copy);
     const double* scalar = scalars.as<double>();
     const Adam adam{.beta1 = rule.beta1,
                     .beta2 = rule.beta2,
@@ -252,28 +234,69 @@ class CpuOps final : public Ops {
                     .inverse1 = static_cast<float>(1.0 / scalar[correction1]),
                     .root_inverse2 = static_cast<float>(1.0 / std::sqrt(scalar[correction2])),
                     .eps = rule.eps};
-    team_.split(
-        slots.weight.size(), kernel_unit, 4 * slots.weight.size(), [&](int64_t begin, int64_t end) {
-          kernels_.adam(adam, slots.grad.as<float>() + begin, slots.weight.as<float>() + begin,
-                        slots.m.as<float>() + begin, slots.v.as<float>() + begin, end - begin);
-        });
+    team_.split(slots.weight.size(), kernel_unit, 4 * slots.weight.size(),
+                [&](int64_t begin, int64_t end) {
+                  // The copy is made of weights that are still in the first cache.
+                  const int64_t piece = slots.copy ? 2048 : end - begin;
+                  for (int64_t i = begin; i < end; i += piece) {
+                    const int64_t n = std::min(piece, end - i);
+                    kernels_.adam(adam, slots.grad.as<float>() + i, slots.weight.as<float>() + i,
+                                  slots.m.as<float>() + i, slots.v.as<float>() + i, n);
+                    if (slots.copy) copy_weights(rule, slots, scalar[update_step], i, n);
+                  }
+                });
   }
 
  private:
-  // What a product [m, n] of k and the two of its backward pass work in.
-  size_t product_bytes(int64_t m, int64_t n, int64_t k) const {
-    size_t most = 0;
-    for (const bool transposed : {false, true}) {  // either way a model may keep its weights
-      most = std::max(
-          {most, products_.scratch_bytes({.m = m, .n = n, .k = k, .transposed_b = transposed}),
-           products_.scratch_bytes({.m = m, .n = k, .k = n, .transposed_b = transposed})});
+  // Where head_loss keeps what, in bytes from the start of scratch; products get the rest.
+  struct HeadScratch {
+    int64_t chunk;
+    size_t logits, gradient, bytes;
+    HeadScratch(int64_t rows, int64_t vocab) : chunk(rows) {
+      const size_t elements = static_cast<size_t>(rows * vocab);
+      logits = whole_lines(static_cast<size_t>(rows) * sizeof(double));
+      const size_t end = logits + whole_lines(elements * sizeof(float));
+      gradient = is_wide ? logits : end;
+      bytes = is_wide ? end : end + whole_lines(elements * sizeof(T));
     }
-    for (const auto& [rows, cols] : {std::pair(n, k), std::pair(k, n)}) {
-      most = std::max(
-          most, products_.scratch_bytes(
-                    {.m = rows, .n = cols, .k = m, .transposed_a = true, .accumulate = true}));
+  };
+
+  Product<T> product(View a, View b, bool transposed_a, bool transposed_b, View c) const {
+    Product<T> o{};
+    o.m = c.rows();
+    o.n = c.cols();
+    o.k = transposed_a ? a.rows() : a.cols();
+    assert(a.size() == o.m * o.k && b.size() == o.k * o.n);
+    o.a = a.as<T>();
+    o.b = b.as<T>();
+    o.transposed_a = transposed_a;
+    o.transposed_b = transposed_b;
+    o.a_stride = transposed_a ? o.m : o.k;
+    o.b_stride = transposed_b ? o.k : o.n;
+    o.stride = o.n;
+    if (c.t == DType::f32) {
+      o.wide_c = c.as<float>();
+    } else {
+      o.c = c.as<T>();
     }
-    return most;
+    return o;
+  }
+
+  void copy_weights(const Rule& rule, const Slots& slots, double step, int64_t begin,
+                    int64_t n) const {
+    const float* from = slots.weight.as<float>() + begin;
+    T* to = slots.copy.as<T>() + begin;
+    if constexpr (is_wide) {
+      std::copy(from, from + n, to);
+    } else if (!rule.stochastic) {
+      loops_.narrow(from, to, n);
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        const uint64_t element = slots.element + static_cast<uint64_t>(begin + i);
+        const uint16_t random = rounding_bits(rule.seed, static_cast<uint32_t>(step), element);
+        to[i] = {rounded_bf16(from[i], random)};
+      }
+    }
   }
 
   float* scratch_floats(int64_t floats) const {
@@ -282,10 +305,10 @@ class CpuOps final : public Ops {
   }
 
   // The pair-th of the heads of all sequences.
-  static AttentionHead head(const Attention& o, int64_t pair) {
+  static AttentionHead<T> head(const Attention& o, int64_t pair) {
     const int64_t sequence = pair / o.heads, all = o.out.cols(), width = all / o.heads;
     const int64_t column = pair % o.heads * width, queries = o.context - o.first;
-    const float* q = o.qkv.as<float>() + sequence * o.context * o.qkv.cols() + column;
+    const T* q = o.qkv.as<T>() + sequence * o.context * o.qkv.cols() + column;
     return {.context = o.context,
             .width = width,
             .first = o.first,
@@ -294,31 +317,36 @@ class CpuOps final : public Ops {
             .q = q,
             .k = q + all,
             .v = q + 2 * all,
-            .out = o.out.as<float>() + sequence * queries * all + column,
-            .lse = o.lse.as<float>() + pair * queries};
+            .out = o.out.as<T>() + sequence * queries * all + column,
+            .lse = o.lse ? o.lse.as<float>() + pair * queries : nullptr};
   }
 
-  double row_loss(float* logits, int64_t vocab, int32_t target) const {
+  double row_loss(float* logits, int64_t vocab, int32_t target, T* gradient) const {
     assert(target < vocab);
-    if (target >= 0) return kernels_.cross_entropy(logits, vocab, target);
-    std::fill(logits, logits + vocab, 0.0f);
+    if (target >= 0) return loops_.cross_entropy(logits, vocab, target, gradient);
+    std::fill(gradient, gradient + vocab, T{});
     return 0;
   }
 
   Team team_;
   const Kernels& kernels_;
-  Products products_;
+  const Loops<T>& loops_;
+  Products<T> products_;
   std::span<std::byte> scratch_;
 };
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, SameBits bits) {
-  return std::make_unique<CpuOps>(threads > 0 ? threads : omp_get_max_threads(), kernels, bits);
+std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, DType dtype,
+                                  SameBits bits) {
+  assert(dtype == DType::f32 || dtype == DType::bf16);
+  const int team = threads > 0 ? threads : omp_get_max_threads();
+  if (dtype == DType::bf16) return std::make_unique<CpuOps<Bf16>>(team, kernels, bits);
+  return std::make_unique<CpuOps<float>>(team, kernels, bits);
 }
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits) {
-  return make_cpu_ops(threads, kernels().front(), bits);
+std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits, DType dtype) {
+  return make_cpu_ops(threads, kernels().front(), dtype, bits);
 }
 
 }  // namespace trainlaunch

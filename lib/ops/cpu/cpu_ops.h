@@ -8,7 +8,7 @@
 
 namespace trainlaunch {
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels,
+std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, DType dtype = DType::f32,
                                   SameBits bits = SameBits::same_threads);
 
 }  // namespace trainlaunch

@@ -1,5 +1,6 @@
 #include "ops/cpu/kernels.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -8,6 +9,7 @@
 // copy that the linker keeps for everyone. The order of the two parts matters; the empty line
 // between them keeps clang-format from sorting them.
 #define TL_INLINE inline __attribute__((always_inline))
+#define TL_LAMBDA __attribute__((always_inline))
 #define TL_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define TL_TARGET_BEGIN(features) \
@@ -25,8 +27,28 @@ namespace {
 constexpr int64_t pad = 16;  // floats: the widest vector; rows of scratch matrices are padded to it
 constexpr int64_t padded(int64_t n) { return (n + pad - 1) / pad * pad; }
 
+// A product's sums stay in registers for so many elements of k. The gradient of a weight has a
+// short side of rows that lie far apart, and adds to memory anyway: there it pays to keep what is
+// copied of them in the cache.
+constexpr int64_t product_slice = 4096, product_short_slice = 256;
+constexpr int64_t panel_budget = int64_t{384} << 10;  // floats, in the second cache
+constexpr int64_t group_floats = product_row_unit * product_slice;
+constexpr int64_t panel_floats = panel_budget + product_column_unit * product_slice;
+
+// Columns of b that are copied at a time: all, or equal parts that the budget allows.
+constexpr int64_t panel_columns(int64_t n, int64_t k) {
+  constexpr int64_t unit = product_column_unit;
+  const int64_t units = (n + unit - 1) / unit;
+  const int64_t fit = std::max<int64_t>(panel_budget / std::max<int64_t>(k, 1) / unit, 1);
+  const int64_t parts = (units + fit - 1) / fit;
+  return (units + parts - 1) / parts * unit;
+}
+
 }  // namespace
 
+int64_t product_floats(int64_t m, int64_t n, int64_t k) {
+  return group_floats + panel_floats + (k > product_slice ? m * n : 0);
+}
 int64_t attention_floats(int64_t width) {
   constexpr int64_t b = attention_block;
   return 4 * b * padded(width) + b * b + 3 * b;
@@ -40,9 +62,7 @@ int64_t attention_back_floats(int64_t width, int64_t context) {
 namespace baseline {
 namespace {
 #define TL_VECTOR 4
-#include "ops/cpu/kernels_rows.inc"
-
-#include "ops/cpu/kernels_attention.inc"
+#include "ops/cpu/kernels_set.inc"
 #undef TL_VECTOR
 }  // namespace
 }  // namespace baseline
@@ -52,21 +72,17 @@ TL_TARGET_BEGIN("avx2,fma")
 namespace avx2 {
 namespace {
 #define TL_VECTOR 8
-#include "ops/cpu/kernels_rows.inc"
-
-#include "ops/cpu/kernels_attention.inc"
+#include "ops/cpu/kernels_set.inc"
 #undef TL_VECTOR
 }  // namespace
 }  // namespace avx2
 TL_TARGET_END
 
-TL_TARGET_BEGIN("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+TL_TARGET_BEGIN("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 namespace avx512 {
 namespace {
 #define TL_VECTOR 16
-#include "ops/cpu/kernels_rows.inc"
-
-#include "ops/cpu/kernels_attention.inc"
+#include "ops/cpu/kernels_set.inc"
 #undef TL_VECTOR
 }  // namespace
 }  // namespace avx512
@@ -74,10 +90,13 @@ TL_TARGET_END
 #endif
 
 // clang-format off
+#define TL_LOOPS(set)                                                                          \
+  {set::gelu, set::gelu_back, set::add, set::accumulate, set::narrow, set::norm, set::norm_back, \
+   set::cross_entropy, set::norm_back_columns, set::bias_back_columns, set::product,             \
+   set::attention, set::attention_back}
 #define TL_KERNELS(isa)                                                                          \
-  Kernels{#isa, isa::exp, isa::gelu, isa::gelu_back, isa::add, isa::sum, isa::sumsq, isa::adam,  \
-          isa::norm, isa::norm_back, isa::cross_entropy, isa::norm_back_columns,                 \
-          isa::bias_back_columns, isa::attention, isa::attention_back}
+  Kernels{#isa, TL_LOOPS(isa::of_f32), TL_LOOPS(isa::of_bf16), isa::exp, isa::sum, isa::sumsq,   \
+          isa::adam}
 // clang-format on
 
 std::span<const Kernels> kernels() {

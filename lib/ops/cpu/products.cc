@@ -1,60 +1,86 @@
 #include "ops/cpu/products.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace trainlaunch {
 
 namespace {
 
-// Rows of a part: many enough to pay for what oneDNN does to `b` first, few enough for many
-// threads, and such that none is left alone (see Matmul::run).
-int64_t part_rows(int64_t rows) {
-  constexpr int64_t least = 64, most_parts = 64, vector = 16;
-  const int64_t even = (rows + most_parts - 1) / most_parts;
-  int64_t part = std::max(least, (even + vector - 1) / vector * vector);
-  while (rows > part && rows % part == 1) part += vector;
-  return part;
+// How many parts c is cut into each way, for one thread each.
+struct Grid {
+  int64_t rows = 1, columns = 1;
+};
+
+// A thread copies its rows of a and its columns of b: the fewer of both together, the better.
+Grid grid_for(int64_t m, int64_t n, int64_t threads) {
+  Grid best;
+  int64_t least_copied = -1;
+  for (int64_t columns = 1; columns <= threads; ++columns) {
+    const Grid g{threads / columns, columns};
+    const int64_t idle = threads - g.rows * g.columns;
+    const int64_t copied = (m / g.rows + n / g.columns) * (1 + idle);
+    if (least_copied >= 0 && copied >= least_copied) continue;
+    best = g;
+    least_copied = copied;
+  }
+  return best;
 }
 
-Matmul::Shape part(const Matmul::Shape& whole, int64_t rows) {
-  Matmul::Shape s = whole;
-  s.m = rows;
-  if (s.transposed_a && s.stride_a == 0) s.stride_a = whole.m;
-  return s;
+// The i-th of `parts` parts of [0, n), cut at multiples of `unit`.
+struct Range {
+  int64_t begin, end;
+};
+Range part(int64_t i, int64_t parts, int64_t n, int64_t unit) {
+  const int64_t units = (n + unit - 1) / unit;
+  return {units * i / parts * unit, std::min(n, units * (i + 1) / parts * unit)};
+}
+
+template <class T>
+T* moved(T* p, int64_t by) {
+  return p ? p + by : p;
+}
+
+template <class T>
+Product<T> part_of(const Product<T>& whole, Range rows, Range columns) {
+  Product<T> o = whole;
+  o.m = rows.end - rows.begin;
+  o.n = columns.end - columns.begin;
+  o.a += rows.begin * (o.transposed_a ? 1 : o.a_stride);
+  o.b += columns.begin * (o.transposed_b ? o.b_stride : 1);
+  o.bias = moved(o.bias, columns.begin);
+  const int64_t corner = rows.begin * o.stride + columns.begin;
+  o.wide_c = moved(o.wide_c, corner);
+  o.c = moved(o.c, corner);
+  o.pre = moved(o.pre, corner);
+  o.add = moved(o.add, corner);
+  o.back = moved(o.back, corner);
+  return o;
 }
 
 }  // namespace
 
-Products::Products(const Team& team, SameBits bits)
-    : team_(team), in_parts_(bits == SameBits::any_threads) {
-  const int count = in_parts_ ? team.size() : 1;
-  for (int i = 0; i < count; ++i) matmuls_.emplace_back(in_parts_ ? 1 : team.size());
-}
-
-size_t Products::scratch_bytes(const Matmul::Shape& shape) const {
-  const Matmul& m = matmuls_.front();
-  if (!in_parts_) return m.scratch_bytes(shape);
-  const int64_t rows = part_rows(shape.m), rest = shape.m % rows;
-  size_t most = 0;
-  if (shape.m >= rows) most = m.scratch_bytes(part(shape, rows));
-  if (rest > 0) most = std::max(most, m.scratch_bytes(part(shape, rest)));
-  constexpr size_t page = 4096;
-  return (most + page - 1) / page * page * matmuls_.size();
-}
-
-void Products::run(const Matmul::Shape& shape, const float* a, const float* b, const float* bias,
-                   float* c, std::span<std::byte> scratch) {
-  if (!in_parts_) return matmuls_.front().run(shape, a, b, bias, c, scratch);
-  const int64_t rows = part_rows(shape.m), parts = (shape.m + rows - 1) / rows;
-  constexpr size_t line = 64;
-  const size_t room = scratch.size() / matmuls_.size() / line * line;
-  team_.each(parts, [&](int64_t i, int thread) {
-    const int64_t first = i * rows;
-    const int64_t step = shape.transposed_a ? 1 : shape.stride_a > 0 ? shape.stride_a : shape.k;
-    matmuls_[static_cast<size_t>(thread)].run(
-        part(shape, std::min(rows, shape.m - first)), a + first * step, b, bias,
-        c + first * shape.n, scratch.subspan(static_cast<size_t>(thread) * room, room));
+template <class T>
+void Products<T>::run(const Product<T>& whole, std::span<std::byte> scratch) const {
+  constexpr int64_t little = int64_t{64} * 64 * 64;
+  const bool alone = whole.m * whole.n * std::max<int64_t>(whole.k, 1) < little;
+  const Grid grid = grid_for(whole.m, whole.n, alone ? 1 : team_.size());
+  const int64_t floats = product_floats(whole.m, whole.n, whole.k);
+  std::vector<float> own;
+  float* memory = reinterpret_cast<float*>(scratch.data());
+  if (scratch_bytes(whole.m, whole.n, whole.k) > scratch.size()) {
+    own.resize(static_cast<size_t>(team_.size() * floats));
+    memory = own.data();
+  }
+  team_.each(grid.rows * grid.columns, [&](int64_t i, int thread) {
+    const Range rows = part(i / grid.columns, grid.rows, whole.m, product_row_unit);
+    const Range columns = part(i % grid.columns, grid.columns, whole.n, product_column_unit);
+    if (rows.begin == rows.end || columns.begin == columns.end) return;
+    loops_.product(part_of(whole, rows, columns), memory + thread * floats);
   });
 }
+
+template class Products<float>;
+template class Products<Bf16>;
 
 }  // namespace trainlaunch

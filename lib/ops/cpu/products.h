@@ -3,30 +3,29 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
-#include "ops/cpu/dnnl.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/team.h"
 #include "ops/ops.h"
 
 namespace trainlaunch {
 
-// SameBits::same_threads: each product is one call of oneDNN, on all threads. any_threads: its rows
-// are cut into parts that depend on its shape alone, and each part is a call on one thread, since
-// oneDNN cuts the sum over k by the number of threads that it is given.
+// Each thread computes a part of c, in scratch memory of its own. The sum over k is never divided,
+// so equal inputs give equal bits on any number of threads.
+template <class T>
 class Products {
  public:
-  Products(const Team& team, SameBits bits);
+  Products(const Team& team, const Kernels& kernels, SameBits) : team_(team), loops_(loops_of<T>(kernels)) {}
 
-  // As of Matmul.
-  size_t scratch_bytes(const Matmul::Shape& shape) const;
-  void run(const Matmul::Shape& shape, const float* a, const float* b, const float* bias, float* c,
-           std::span<std::byte> scratch);
+  size_t scratch_bytes(int64_t m, int64_t n, int64_t k) const {
+    return sizeof(float) * static_cast<size_t>(team_.size() * product_floats(m, n, k));
+  }
+  // Where scratch is too small, memory is allocated in every call.
+  void run(const Product<T>& product, std::span<std::byte> scratch) const;
 
  private:
   const Team& team_;
-  const bool in_parts_;
-  std::vector<Matmul> matmuls_;  // one for each thread, or one for all
+  const Loops<T>& loops_;
 };
 
 }  // namespace trainlaunch
