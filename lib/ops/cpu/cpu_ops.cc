@@ -61,10 +61,10 @@ class CpuOps final : public Ops {
     assert(!(g.accumulate && (g.bias || g.add || g.back || g.act != Activation::none)));
     Product<T> o = product(g.a, g.b, g.transposed_a, g.transposed_b, g.c);
     o.accumulate = g.accumulate;
-    o.bias = g.bias.as<T>();
-    o.add = g.add.as<T>();
-    o.back = g.back.as<T>();
-    o.pre = g.pre.as<T>();
+    o.bias = memory_of(g.bias);
+    o.add = memory_of(g.add);
+    o.back = memory_of(g.back);
+    o.pre = memory_of(g.pre);
     o.gelu = g.act == Activation::gelu;
     products_.run(o, scratch_);
   }
@@ -299,6 +299,8 @@ class CpuOps final : public Ops {
     }
   }
 
+  static T* memory_of(View v) { return v ? v.as<T>() : nullptr; }
+
   float* scratch_floats(int64_t floats) const {
     assert(static_cast<size_t>(floats) * sizeof(float) <= scratch_.size());
     return reinterpret_cast<float*>(scratch_.data());
@@ -337,8 +339,7 @@ class CpuOps final : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, DType dtype,
-                                  SameBits bits) {
+std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, DType dtype, SameBits bits) {
   assert(dtype == DType::f32 || dtype == DType::bf16);
   const int team = threads > 0 ? threads : omp_get_max_threads();
   if (dtype == DType::bf16) return std::make_unique<CpuOps<Bf16>>(team, kernels, bits);
