@@ -125,6 +125,15 @@ void OptionTable::flag(const std::string& name, bool* target, const std::string&
   groups_.back().add_options()(name.c_str(), po::bool_switch(target), help.c_str());
 }
 
+void OptionTable::yes_or_no(const std::string& name, bool* target, const std::string& help) {
+  auto* value = po::value<std::string>()
+                    ->default_value(*target ? "yes" : "no")
+                    ->implicit_value("yes")
+                    ->notifier([target](const std::string& text) { *target = text == "yes"; });
+  groups_.back().add_options()(name.c_str(), value, help.c_str());
+  checks_[name] = one_of({"yes", "no"});
+}
+
 void OptionTable::word_or_number(const std::string& name, std::string* target,
                                  const std::vector<std::string>& words, const std::string& help) {
   const auto check = [words](const std::string& text) -> std::string {
@@ -287,6 +296,7 @@ void add_run_options(OptionTable& t, RunConfig& c) {
       "deterministic", &c.deterministic,
       {{"same-ranks", Deterministic::same_ranks}, {"canonical", Deterministic::canonical}},
       "canonical: the same bits on any number of ranks, a power of two up to train.micro-batches");
+  t.yes_or_no("profile", &c.profile, "say at the end where the time of the steps went");
   t.text("trace", &c.trace, "write a Chrome trace to this file");
   t.group("[model]: a GPT-2 over bytes");
   t.whole("model.layers", &c.model.layers, 1, 1000, "transformer blocks");

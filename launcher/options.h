@@ -40,6 +40,8 @@ class OptionTable {
   void text(const std::string& name, std::string* target, const std::string& help,
             bool shown = true);
   void flag(const std::string& name, bool* target, const std::string& help);
+  // The name alone says yes, too.
+  void yes_or_no(const std::string& name, bool* target, const std::string& help);
   template <class T>
   void choice(const std::string& name, T* target,
               const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {

@@ -8,7 +8,16 @@ namespace trainlaunch {
 void Trace::span(std::string_view track, std::string_view name, Clock::time_point begin,
                  Clock::time_point end) {
   std::lock_guard lock(mutex_);
-  spans_.push_back({std::string(track), std::string(name), begin, end});
+  auto total = totals_.find(track);
+  if (total == totals_.end()) total = totals_.emplace(track, Seconds(0)).first;
+  total->second += end - begin;
+  if (keep_ == Keep::spans) spans_.push_back({std::string(track), std::string(name), begin, end});
+}
+
+Seconds Trace::total(std::string_view track) const {
+  std::lock_guard lock(mutex_);
+  const auto found = totals_.find(track);
+  return found == totals_.end() ? Seconds(0) : found->second;
 }
 
 Status Trace::write(const std::string& path) const {

@@ -1,7 +1,9 @@
 // What ran when, for people: spans of time on named tracks, written as a Chrome trace file
-// (chrome://tracing, Perfetto). Every user takes a Trace* that may be null; then nothing is kept.
+// (chrome://tracing, Perfetto), or only added up. Every user takes a Trace* that may be null; then
+// nothing is kept.
 #pragma once
 
+#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -14,11 +16,15 @@ namespace trainlaunch {
 
 class Trace {
  public:
-  explicit Trace(int rank) : rank_(rank), zero_(Clock::now()) {}
+  enum class Keep : uint8_t { spans, totals };
+  explicit Trace(int rank, Keep keep = Keep::spans)
+      : rank_(rank), keep_(keep), zero_(Clock::now()) {}
 
   // Any thread may call it. `track` names a row ("compute", "comm").
   void span(std::string_view track, std::string_view name, Clock::time_point begin,
             Clock::time_point end);
+  // Of all spans of a track that have ended.
+  Seconds total(std::string_view track) const;
   Status write(const std::string& path) const;
 
  private:
@@ -26,10 +32,12 @@ class Trace {
     std::string track, name;
     Clock::time_point begin, end;
   };
-  int rank_;
-  Clock::time_point zero_;
+  const int rank_;
+  const Keep keep_;
+  const Clock::time_point zero_;
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
+  std::map<std::string, Seconds, std::less<>> totals_;  // by track
 };
 
 // A span as long as the object lives.

@@ -89,7 +89,8 @@ struct RunConfig {
   std::string resume = "auto";  // auto: the newest good checkpoint, if any; no; or a step
   std::string device = "auto";  // cpu, cuda; auto: cuda where it is built in and present
   Deterministic deterministic = Deterministic::same_ranks;
-  std::string trace;  // a file for a Chrome trace; empty: none
+  bool profile = false;  // a table of where the time went, at the end
+  std::string trace;     // a file for a Chrome trace; empty: none
   ModelConfig model;
   DataConfig data;
   LoopConfig train;

@@ -65,27 +65,34 @@ int useful_threads(const Layout& layout) {
   return static_cast<int>(std::min<int64_t>(useful, std::count(cpus.begin(), cpus.end(), '1')));
 }
 
-Status make_arena(Engine& e, const ReserveFor& what) {
+// All that a rank computes with besides its shard.
+View take_memory(Engine& e, Arena& arena, const ReserveFor& what) {
   const BatchShape& shape = what.shape;
-  auto take = [&](Arena& arena) {
-    e.model->reserve(arena, *e.ops, what);
-    e.tokens = arena.take("batches", DType::i32, {shape.sequences, shape.context});
-    e.targets = arena.take("batches", DType::i32, {shape.sequences, shape.context});
-    e.totals = arena.take("losses", DType::f64, {2});
-    if (what.use == Use::generation) {
-      e.computed_logits = arena.take("logits", e.ops->dtype(), {Text::vocab});
-      e.logits = arena.take("logits", DType::f32, {Text::vocab});
-    }
-    const size_t scratch = e.ops->scratch_bytes(e.model->limits(shape));
-    return arena.take("scratch", DType::u8, {static_cast<int64_t>(scratch)});
-  };
+  e.model->reserve(arena, *e.ops, what);
+  e.tokens = arena.take("batches", DType::i32, {shape.sequences, shape.context});
+  e.targets = arena.take("batches", DType::i32, {shape.sequences, shape.context});
+  e.totals = arena.take("losses", DType::f64, {2});
+  if (what.use == Use::generation) {
+    e.computed_logits = arena.take("logits", e.ops->dtype(), {Text::vocab});
+    e.logits = arena.take("logits", DType::f32, {Text::vocab});
+  }
+  const size_t scratch = e.ops->scratch_bytes(e.model->limits(shape));
+  return arena.take("scratch", DType::u8, {static_cast<int64_t>(scratch)});
+}
+
+Status make_arena(Engine& e, const ReserveFor& what) {
   Arena measured = Arena::measuring();
-  take(measured);
+  take_memory(e, measured, what);
   auto arena = Arena::make(*e.device, measured.used());
   if (!arena) return forward(arena);
   e.arena = std::move(*arena);
-  e.ops->use_scratch(take(e.arena));
+  e.ops->use_scratch(take_memory(e, e.arena, what));
   return {};
+}
+
+ReserveFor training_memory(const RunConfig& config, int ranks) {
+  return {
+      {micro_batch(config, ranks), config.model.context}, Use::training, config.train.recompute};
 }
 
 // What both kinds of engine begin with.
@@ -111,7 +118,22 @@ Status make_machine(Engine& e, const RunConfig& config, int threads) {
   return {};
 }
 
-ShardOptions shard_options(const RunConfig& config, Trace* trace) {
+Status find_peaks(Engine& e, const RunConfig& config) {
+  auto peak = known_peak(config.train.peak_tflops, *e.device, *e.ops);
+  if (peak && !e.profile) {
+    e.peak = std::move(*peak);
+    return {};
+  }
+  auto measured = measured_peak(*e.device, *e.stream, *e.ops, e.threads);
+  if (!measured) return forward(measured);
+  e.ceiling = std::move(*measured);
+  e.peak = peak ? std::move(*peak) : e.ceiling;
+  return {};
+}
+
+}  // namespace
+
+ShardOptions shard_options(const RunConfig& config) {
   const OptimConfig& o = config.optim;
   ShardOptions options;
   options.policy = config.parallel.shard;
@@ -120,11 +142,8 @@ ShardOptions shard_options(const RunConfig& config, Trace* trace) {
   options.rule = {static_cast<float>(o.beta1), static_cast<float>(o.beta2),
                   static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
   options.timeout = Seconds(config.train.deadline);
-  options.trace = trace;
   return options;
 }
-
-}  // namespace
 
 Batch Engine::batch(int64_t sequences) const {
   const int64_t context = tokens.cols();
@@ -164,6 +183,12 @@ Status check_batches(const RunConfig& config, int ranks) {
   return {};
 }
 
+int planned_threads(const RunConfig& config, int ranks_of_node) {
+  if (config.train.threads > 0) return config.train.threads;
+  const std::string cpus = allowed_cpus();
+  return std::max(1, static_cast<int>(std::count(cpus.begin(), cpus.end(), '1')) / ranks_of_node);
+}
+
 int64_t micro_batch(const RunConfig& config, int ranks) {
   const LoopConfig& t = config.train;
   if (is_canonical(config)) return t.global_batch / t.micro_batches;
@@ -172,18 +197,22 @@ int64_t micro_batch(const RunConfig& config, int ranks) {
   return std::clamp<int64_t>(most_rows / config.model.context, 1, share);
 }
 
-Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& control) {
+Result<int> threads_of_rank(const RunConfig& config, Control& control) {
+  if (config.train.threads > 0) return config.train.threads;
+  return fair_threads(control, Deadline::in(Seconds(config.train.deadline)));
+}
+
+Result<Engine> make_training_engine(const RunConfig& config, int threads, WorkerControl& control) {
   const World& world = control.world();
   const Seconds timeout(config.train.deadline);
   Engine e;
-  if (!config.trace.empty()) e.trace = std::make_unique<Trace>(world.rank);
-  auto threads = config.train.threads > 0 ? Result<int>(config.train.threads)
-                                          : fair_threads(control, Deadline::in(timeout));
-  if (!threads) return forward(threads);
-  if (auto s = make_machine(e, config, *threads); !s) return forward(s);
-  auto peak = find_peak(config, *e.device, *e.stream, *e.ops, *threads);
-  if (!peak) return forward(peak);
-  e.peak = std::move(*peak);
+  if (!config.trace.empty() || config.profile)
+    e.trace = std::make_unique<Trace>(
+        world.rank, config.trace.empty() ? Trace::Keep::totals : Trace::Keep::spans);
+  if (config.profile) e.profile = std::make_unique<Profile>(*e.trace);
+  if (auto s = make_machine(e, config, threads); !s) return forward(s);
+  if (auto s = find_peaks(e, config); !s) return forward(s);
+  if (e.profile) e.ops = profiled(std::move(e.ops), *e.profile);
   if (auto s = make_model(e, config.model); !s) return forward(s);
 
   CommOptions options;
@@ -193,16 +222,23 @@ Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& cont
   auto comm = make_comm(control, control.local_sockets(), options);
   if (!comm) return forward(comm);
   e.comm = std::move(*comm);
+  if (e.profile) e.comm = profiled(std::move(e.comm), *e.profile);
 
-  const ReserveFor what{{micro_batch(config, world.size), config.model.context},
-                        Use::training,
-                        config.train.recompute};
-  if (auto s = make_arena(e, what); !s) return forward(s);
-  auto shard =
-      make_shard({*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed},
-                 shard_options(config, e.trace.get()));
+  if (auto s = make_arena(e, training_memory(config, world.size)); !s) return forward(s);
+  ShardOptions sharding = shard_options(config);
+  sharding.trace = e.trace.get();
+  auto shard = make_shard(
+      {*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed}, sharding);
   if (!shard) return forward(shard);
   e.shard = std::move(*shard);
+  return e;
+}
+
+Result<Engine> make_planned_engine(const RunConfig& config, int ranks, int threads) {
+  Engine e;
+  if (auto s = make_machine(e, config, threads); !s) return forward(s);
+  if (auto s = make_model(e, config.model); !s) return forward(s);
+  take_memory(e, e.arena, training_memory(config, ranks));
   return e;
 }
 

@@ -13,17 +13,20 @@
 #include "optim/optim.h"
 #include "train/config.h"
 #include "train/peak.h"
+#include "train/profile.h"
 
 namespace trainlaunch {
 
 // Members are in the order of their making: each may use those above it.
 struct Engine {
-  std::unique_ptr<Trace> trace;  // null unless the configuration asks for one
+  std::unique_ptr<Trace> trace;      // null unless the configuration asks for one
+  std::unique_ptr<Profile> profile;  // the same
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> stream;
   int threads = 1;
   std::unique_ptr<Ops> ops;
-  Peak peak;  // of one rank; only for training
+  // Of one rank, only for training: what its speed is a share of, and the ceiling of its profile.
+  Peak peak, ceiling;
   std::unique_ptr<Comm> comm;
   std::unique_ptr<Model> model;
   Layout layout;
@@ -48,8 +51,16 @@ Status check_batches(const RunConfig& config, int ranks);
 // for any number of ranks.
 int64_t micro_batch(const RunConfig& config, int ranks);
 
-// A rank that trains. Collective.
-Result<Engine> make_training_engine(const RunConfig& config, WorkerControl& control);
+// Threads of a rank, where its node's ranks share what this process may use.
+int planned_threads(const RunConfig& config, int ranks_of_node);
+ShardOptions shard_options(const RunConfig& config);
+
+// A rank that trains. Both collective.
+Result<int> threads_of_rank(const RunConfig& config, Control& control);
+Result<Engine> make_training_engine(const RunConfig& config, int threads, WorkerControl& control);
+// What a rank of so many would train with, but for communicator and shard, and with a measuring
+// arena: nothing is allocated.
+Result<Engine> make_planned_engine(const RunConfig& config, int ranks, int threads);
 // A world of one that only evaluates and generates.
 Result<Engine> make_frozen_engine(const RunConfig& config);
 

@@ -72,20 +72,20 @@ std::optional<double> dense_peak(std::string_view device, DType type) {
   return std::nullopt;
 }
 
-Result<Peak> find_peak(const RunConfig& config, Device& device, Stream& stream, Ops& ops,
-                       int threads) {
-  if (config.train.peak_tflops > 0) {
-    const double flops = 1e12 * config.train.peak_tflops;
-    return Peak{flops, speed(flops) + " a rank, as train.peak-tflops says"};
-  }
-  const std::string type = name_of(ops.dtype());
-  if (const auto flops = dense_peak(device.name(), ops.dtype()))
-    return Peak{*flops, speed(*flops) + " a rank, dense " + type + " products of " + device.name() +
-                            " by its data sheet"};
+std::optional<Peak> known_peak(double tflops, const Device& device, const Ops& ops) {
+  if (tflops > 0)
+    return Peak{1e12 * tflops, speed(1e12 * tflops) + " a rank, as train.peak-tflops says"};
+  const auto flops = dense_peak(device.name(), ops.dtype());
+  if (!flops) return std::nullopt;
+  return Peak{*flops, speed(*flops) + " a rank, dense " + name_of(ops.dtype()) + " products of " +
+                          device.name() + " by its data sheet"};
+}
+
+Result<Peak> measured_peak(Device& device, Stream& stream, Ops& ops, int threads) {
   auto seconds = time_products(device, stream, ops);
   if (!seconds) return forward(seconds);
   const double flops = 2.0 * side * side * side / *seconds;
-  return Peak{flops, speed(flops) + " a rank, measured: " + type + " products of " +
+  return Peak{flops, speed(flops) + " a rank, measured: " + name_of(ops.dtype()) + " products of " +
                          std::to_string(side) + " x " + std::to_string(side) + " matrices, " +
                          plural(static_cast<uint64_t>(threads), "thread")};
 }

@@ -7,7 +7,6 @@
 
 #include "base/base.h"
 #include "ops/ops.h"
-#include "train/config.h"
 
 namespace trainlaunch {
 
@@ -16,13 +15,14 @@ struct Peak {
   std::string name;  // which peak that is, for people
 };
 
-// What the configuration says (train.peak-tflops); for a GPU that is known its dense peak in this
-// type; else measured: the best of a few products of 1,024 x 1,024 matrices, in a tenth of a
-// second.
-// `ops` need not be ready for use otherwise: it gets scratch memory for the measurement alone, and
-// must be given other memory afterwards.
-Result<Peak> find_peak(const RunConfig& config, Device& device, Stream& stream, Ops& ops,
-                       int threads);
+// What the configuration says (train.peak-tflops, if it is not 0), or the dense peak of a GPU that
+// is known.
+std::optional<Peak> known_peak(double tflops, const Device& device, const Ops& ops);
+
+// The best of a few products of 1,024 x 1,024 matrices, in a tenth of a second. `ops` need not be
+// ready for use otherwise: it gets scratch memory for the measurement alone, and must be given
+// other memory afterwards.
+Result<Peak> measured_peak(Device& device, Stream& stream, Ops& ops, int threads);
 
 // Operations a second in dense matrix products that sum in f32, from the makers' data sheets, by
 // the name that the driver gives the device. Figures "with sparsity" are twice that, and nobody's.

@@ -65,6 +65,8 @@ class Run {
     if (!steps) return forward(steps);
     if (*steps) return {};
     Status done = loop();
+    if (engine_.profile)
+      for (const std::string& line : engine_.profile->table(engine_.ceiling)) say(line);
     if (auto written = write_trace(); done && !written) return written;
     return done;
   }
@@ -104,7 +106,9 @@ class Run {
           plural(last_step(), "step") + " done; a larger train.steps goes on from there");
       return true;
     }
-    auto engine = make_training_engine(config_, control_);
+    auto threads = threads_of_rank(config_, control_);
+    if (!threads) return forward(threads);
+    auto engine = make_training_engine(config_, *threads, control_);
     if (auto s = all_well(control_, "engine", engine); !s) return forward(s);
     engine_ = std::move(*engine);
     if (auto s = begin_from(*reader); !s) return forward(s);
@@ -305,6 +309,7 @@ class Run {
   Result<Step> one_step() {
     const auto begin = Clock::now();
     tell("train");
+    if (engine_.profile) engine_.profile->begin_step();
     auto sums = gradients();
     if (!sums) return in_step(std::move(sums.error()));
     tell("update");
@@ -312,6 +317,7 @@ class Run {
                               guard_.norm_limit(sums->mean())};
     auto stats = engine_.shard->step(*engine_.stream, scalars);
     if (!stats) return in_step(std::move(stats.error()));
+    if (engine_.profile) engine_.profile->end_step();
     ++step_;
     position_.samples += static_cast<uint64_t>(config_.train.global_batch);
     progress_->took(Clock::now() - begin);
@@ -447,7 +453,7 @@ class Run {
   }
 
   Status write_trace() const {
-    if (!engine_.trace) return {};
+    if (config_.trace.empty() || !engine_.trace) return {};
     return engine_.trace->write(trace_file());
   }
 

@@ -21,7 +21,8 @@ of_help() {
     function flush(   d) {
       if (name == "") return
       d = "-"
-      if (match(text, /\(=[^)]*\)/)) d = substr(text, RSTART + 2, RLENGTH - 3)
+      # An option that may stand alone has what that means before it: "[=arg(=yes)] (=no)".
+      if (match(text, / \(=[^)]*\)/)) d = substr(text, RSTART + 3, RLENGTH - 4)
       else if (match(text, / \[[^]]*\]$/)) d = substr(text, RSTART + 2, RLENGTH - 3)
       # A long path is broken anywhere.
       if (d ~ /^\//) gsub(/ /, "", d)
