@@ -7,6 +7,8 @@
 
 namespace trainlaunch {
 
+// Its memory is the host's, or the device's, which must outlive it.
 std::unique_ptr<Comm> make_single_comm();
+std::unique_ptr<Comm> make_single_comm(Device& device);
 
 }  // namespace trainlaunch

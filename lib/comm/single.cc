@@ -11,12 +11,20 @@ namespace {
 
 class SingleComm final : public Comm {
  public:
+  explicit SingleComm(Device* device) {
+    if (device) {
+      device_ = device;
+      return;
+    }
+    host_ = make_host_device();
+    device_ = host_.get();
+  }
   const char* name() const override { return "single"; }
   int rank() const override { return 0; }
   int size() const override { return 1; }
 
   Result<View> alloc(std::string_view what, DType t, int64_t count) override {
-    auto block = host_->allocate(static_cast<size_t>(count) * bytes_of(t));
+    auto block = device_->allocate(static_cast<size_t>(count) * bytes_of(t));
     if (!block) return fail("memory for " + std::string(what) + ": " + block.error().what);
     blocks_.push_back(std::move(*block));
     return View(blocks_.back()->data(), t, {count});
@@ -51,7 +59,8 @@ class SingleComm final : public Comm {
     return {};
   }
 
-  std::unique_ptr<Device> host_ = make_host_device();
+  std::unique_ptr<Device> host_;
+  Device* device_;
   std::vector<std::unique_ptr<Block>> blocks_;
   Ticket issued_ = 0;
   std::map<Ticket, Event> pending_;  // not waited for yet
@@ -60,6 +69,9 @@ class SingleComm final : public Comm {
 
 }  // namespace
 
-std::unique_ptr<Comm> make_single_comm() { return std::make_unique<SingleComm>(); }
+std::unique_ptr<Comm> make_single_comm() { return std::make_unique<SingleComm>(nullptr); }
+std::unique_ptr<Comm> make_single_comm(Device& device) {
+  return std::make_unique<SingleComm>(&device);
+}
 
 }  // namespace trainlaunch
