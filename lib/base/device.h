@@ -57,7 +57,7 @@ class Block {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual const char* name() const = 0;    // "cpu", "cuda:0"
+  virtual const char* name() const = 0;    // "cpu", "cuda:0 (NVIDIA H200)"
   virtual bool host_readable() const = 0;  // may the host dereference this device's memory?
   virtual Result<std::unique_ptr<Block>> allocate(size_t bytes) = 0;  // zeroed
   virtual Result<std::unique_ptr<Stream>> stream() = 0;

@@ -150,7 +150,8 @@ class CudaBlock final : public Block {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index), name_("cuda:" + std::to_string(index)) {}
+  CudaDevice(int index, const std::string& model)
+      : index_(index), name_("cuda:" + std::to_string(index) + " (" + model + ")") {}
 
   const char* name() const override { return name_.c_str(); }
   bool host_readable() const override { return false; }
@@ -195,7 +196,11 @@ Result<std::unique_ptr<Device>> make_cuda_device(int index) {
     return fail("no cuda:" + std::to_string(index) + " here: this process sees " +
                 std::to_string(count) + " GPU(s)");
   }
-  auto device = std::make_unique<CudaDevice>(index);
+  cudaDeviceProp properties{};
+  if (const auto e = cudaGetDeviceProperties(&properties, index)) {
+    return fail(text("cannot ask what cuda:" + std::to_string(index) + " is", e));
+  }
+  auto device = std::make_unique<CudaDevice>(index, properties.name);
   if (auto s = device->use(); !s) return forward(s);
   return device;
 }
