@@ -27,9 +27,8 @@ struct Cpu {
   std::unique_ptr<Stream> stream = host_stream();
   std::vector<std::byte> memory;
 
-  Cpu(int threads, const Kernels& kernels, const OpsLimits& limits,
-      SameBits bits = SameBits::same_threads)
-      : ops(make_cpu_ops(threads, kernels, DType::f32, bits)), memory(ops->scratch_bytes(limits) + 64) {
+  Cpu(int threads, const Kernels& kernels, const OpsLimits& limits)
+      : ops(make_cpu_ops(threads, kernels)), memory(ops->scratch_bytes(limits) + 64) {
     void* p = memory.data();
     size_t space = memory.size();
     std::align(64, space - 64, p, space);
@@ -51,9 +50,6 @@ void for_each_cpu(const OpsLimits& limits, const std::function<void(Cpu&)>& f) {
       Cpu cpu(threads, k, limits);
       f(cpu);
     }
-    INFO(k.name, " kernels, any number of threads");
-    Cpu cpu(2, k, limits, SameBits::any_threads);
-    f(cpu);
   }
 }
 
@@ -450,9 +446,9 @@ struct Results {
   bool operator==(const Results&) const = default;
 };
 
-Results all_operations(int threads, SameBits bits) {
+Results all_operations(int threads) {
   constexpr int64_t B = 3, T = 150, H = 2, C = 80, V = 300;
-  Cpu cpu(threads, kernels().front(), small, bits);
+  Cpu cpu(threads, kernels().front(), small);
   Ops& ops = *cpu.ops;
   Stream& s = *cpu.stream;
   Results r;
@@ -515,7 +511,7 @@ Results all_operations(int threads, SameBits bits) {
       for (const F32* x : {&c, &more, &act}) r.products.push_back(x->data);
     }
   }
-  // A small weight's gradient: oneDNN shares the sum over many rows among its threads.
+  // A small weight's gradient, a sum over many rows.
   const F32 x = random<float>({4096, 32}, 11), dy = random<float>({4096, 32}, 12);
   F32 dw({32, 32});
   ops.gemm(s, {.a = x, .b = dy, .c = dw, .transposed_a = true, .accumulate = true});
@@ -525,17 +521,7 @@ Results all_operations(int threads, SameBits bits) {
 
 }  // namespace
 
-// Everything but the products of oneDNN is also the same for any number of threads.
-TEST_CASE("cpu: equal inputs give equal bits") {
-  const Results one = all_operations(1, SameBits::same_threads),
-                three = all_operations(3, SameBits::same_threads);
-  CHECK((all_operations(1, SameBits::same_threads) == one));
-  CHECK((all_operations(3, SameBits::same_threads) == three));
-  CHECK((one.others == three.others));
-}
-
-TEST_CASE("cpu: equal inputs give equal bits on any number of threads, when told so") {
-  const Results one = all_operations(1, SameBits::any_threads);
-  for (const int threads : {2, 3, 5})
-    CHECK((all_operations(threads, SameBits::any_threads) == one));
+TEST_CASE("cpu: equal inputs give equal bits on any number of threads") {
+  const Results one = all_operations(1);
+  for (const int threads : {1, 2, 3, 5}) CHECK((all_operations(threads) == one));
 }

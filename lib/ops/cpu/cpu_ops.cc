@@ -32,11 +32,11 @@ class CpuOps final : public Ops {
   static constexpr bool is_wide = sizeof(T) == sizeof(float);
 
  public:
-  CpuOps(int threads, const Kernels& kernels, SameBits bits)
+  CpuOps(int threads, const Kernels& kernels, ProductsBy by)
       : team_(threads),
         kernels_(kernels),
         loops_(loops_of<T>(kernels)),
-        products_(team_, kernels, bits) {}
+        products_(team_, kernels, by) {}
 
   const char* name() const override { return "cpu"; }
   DType dtype() const override { return dtype_of<T>; }
@@ -50,8 +50,14 @@ class CpuOps final : public Ops {
         sizeof(float) * static_cast<size_t>(team_.size()) *
         static_cast<size_t>(std::max(attention_floats(head_width),
                                      attention_back_floats(head_width, limits.context)));
-    return std::max({products_.scratch_bytes(most, 4 * width, most), attention,
-                     head.bytes + products_.scratch_bytes(head.chunk, width, limits.vocab)});
+    size_t products = products_.scratch_bytes(most, 4 * width, most);
+    for (const int64_t out : {width, 3 * width, 4 * width}) {
+      products = std::max({products, products_.scratch_bytes(rows, out, width),
+                           products_.scratch_bytes(rows, width, out)});
+    }
+    const size_t in_head = std::max(products_.scratch_bytes(head.chunk, width, limits.vocab),
+                                    products_.scratch_bytes(head.chunk, limits.vocab, width));
+    return std::max({products, attention, head.bytes + in_head});
   }
   void use_scratch(View scratch) override {
     scratch_ = {static_cast<std::byte*>(scratch.p), scratch.bytes()};
@@ -339,15 +345,17 @@ class CpuOps final : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, DType dtype, SameBits bits) {
+std::unique_ptr<Ops> make_cpu_ops(int threads, const Kernels& kernels, DType dtype, ProductsBy by) {
   assert(dtype == DType::f32 || dtype == DType::bf16);
   const int team = threads > 0 ? threads : omp_get_max_threads();
-  if (dtype == DType::bf16) return std::make_unique<CpuOps<Bf16>>(team, kernels, bits);
-  return std::make_unique<CpuOps<float>>(team, kernels, bits);
+  if (dtype == DType::bf16) return std::make_unique<CpuOps<Bf16>>(team, kernels, by);
+  return std::make_unique<CpuOps<float>>(team, kernels, by);
 }
 
 std::unique_ptr<Ops> make_cpu_ops(int threads, SameBits bits, DType dtype) {
-  return make_cpu_ops(threads, kernels().front(), dtype, bits);
+  const ProductsBy by =
+      dtype == DType::bf16 ? best_products<Bf16>(bits) : best_products<float>(bits);
+  return make_cpu_ops(threads, kernels().front(), dtype, by);
 }
 
 }  // namespace trainlaunch

@@ -20,18 +20,19 @@ class ThreadsOf {
   int before_;
 };
 
-dnnl::memory::desc matrix(int64_t rows, int64_t cols, bool transposed, int64_t stride = 0) {
+dnnl::memory::desc matrix(int64_t rows, int64_t cols, bool transposed, DType type) {
   using Dims = dnnl::memory::dims;
-  if (stride == 0) stride = transposed ? rows : cols;
-  return {
-      {rows, cols}, dnnl::memory::data_type::f32, transposed ? Dims{1, stride} : Dims{stride, 1}};
+  using Type = dnnl::memory::data_type;
+  return {{rows, cols},
+          type == DType::bf16 ? Type::bf16 : Type::f32,
+          transposed ? Dims{1, rows} : Dims{cols, 1}};
 }
 
 dnnl::matmul::primitive_desc describe(const Matmul::Shape& s, dnnl::scratchpad_mode mode,
                                       const dnnl::engine& engine) {
-  const auto a = matrix(s.m, s.k, s.transposed_a, s.stride_a), b = matrix(s.k, s.n, s.transposed_b),
-             c = matrix(s.m, s.n, false);
-  const auto bias = s.bias ? matrix(1, s.n, false) : dnnl::memory::desc();
+  const auto a = matrix(s.m, s.k, s.transposed_a, s.type);
+  const auto b = matrix(s.k, s.n, s.transposed_b, s.type);
+  const auto c = matrix(s.m, s.n, false, s.result);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(mode);
   if (s.accumulate) {
@@ -40,28 +41,27 @@ dnnl::matmul::primitive_desc describe(const Matmul::Shape& s, dnnl::scratchpad_m
     attr.set_post_ops(ops);
   }
 #if DNNL_VERSION_MAJOR >= 3
-  return dnnl::matmul::primitive_desc(engine, a, b, bias, c, attr);
+  return dnnl::matmul::primitive_desc(engine, a, b, c, attr);
 #else
-  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, bias, c), attr, engine);
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attr, engine);
 #endif
 }
 
 // A compiled product and the memory objects that it is called with: only their addresses change
 // from call to call, and nothing is allocated.
 struct Compiled {
-  std::array<dnnl_exec_arg_t, 5> args;
+  std::array<dnnl_exec_arg_t, 4> args;
   int arg_count = 0;
   size_t scratch_bytes;
   dnnl::matmul primitive;
-  dnnl::memory a, b, bias, c, scratch;
+  dnnl::memory a, b, c, scratch;
 
-  Compiled(const dnnl::matmul::primitive_desc& pd, const dnnl::engine& engine, bool with_bias)
+  Compiled(const dnnl::matmul::primitive_desc& pd, const dnnl::engine& engine)
       : scratch_bytes(pd.scratchpad_desc().get_size()),
         primitive(pd),
         a(add(DNNL_ARG_SRC, pd.src_desc(), engine)),
         b(add(DNNL_ARG_WEIGHTS, pd.weights_desc(), engine)),
         c(add(DNNL_ARG_DST, pd.dst_desc(), engine)) {
-    if (with_bias) bias = add(DNNL_ARG_BIAS, pd.bias_desc(), engine);
     if (scratch_bytes > 0) scratch = add(DNNL_ARG_SCRATCHPAD, pd.scratchpad_desc(), engine);
   }
   Compiled(const Compiled&) = delete;
@@ -73,20 +73,6 @@ struct Compiled {
     return m;
   }
 };
-
-void plain(const Matmul::Shape& s, const float* a, const float* b, const float* bias, float* c) {
-  const int64_t stride_a = s.stride_a > 0 ? s.stride_a : s.transposed_a ? s.m : s.k;
-  for (int64_t i = 0; i < s.m; ++i) {
-    for (int64_t j = 0; j < s.n; ++j) {
-      double sum = s.accumulate ? c[i * s.n + j] : s.bias ? bias[j] : 0.0f;
-      for (int64_t p = 0; p < s.k; ++p) {
-        sum += static_cast<double>(s.transposed_a ? a[p * stride_a + i] : a[i * stride_a + p]) *
-               static_cast<double>(s.transposed_b ? b[j * s.k + p] : b[p * s.n + j]);
-      }
-      c[i * s.n + j] = static_cast<float>(sum);
-    }
-  }
-}
 
 }  // namespace
 
@@ -106,16 +92,15 @@ struct Matmul::Impl {
       pd = describe(shape, dnnl::scratchpad_mode::library, engine);
     }
     compiled.erase(shape);
-    return compiled.try_emplace(shape, pd, engine, shape.bias).first->second;
+    return compiled.try_emplace(shape, pd, engine).first->second;
   }
 
-  bool run(const Shape& shape, const float* a, const float* b, const float* bias, float* c,
+  bool run(const Shape& shape, const void* a, const void* b, void* c,
            std::span<std::byte> scratch) try {
     const ThreadsOf this_many(threads);
     Compiled& product = get(shape, scratch.size());
-    product.a.set_data_handle(const_cast<float*>(a));
-    product.b.set_data_handle(const_cast<float*>(b));
-    if (shape.bias) product.bias.set_data_handle(const_cast<float*>(bias));
+    product.a.set_data_handle(const_cast<void*>(a));
+    product.b.set_data_handle(const_cast<void*>(b));
     if (product.scratch_bytes > 0) product.scratch.set_data_handle(scratch.data());
     product.c.set_data_handle(c);
     // The C++ execute() takes a map and builds these arguments anew each time.
@@ -137,13 +122,20 @@ size_t Matmul::scratch_bytes(const Shape& shape) const try {
   return 0;
 }
 
-void Matmul::run(const Shape& shape, const float* a, const float* b, const float* bias, float* c,
+bool Matmul::run(const Shape& shape, const void* a, const void* b, void* c,
                  std::span<std::byte> scratch) {
-  if (shape.m == 0 || shape.n == 0) return;
-  // oneDNN 3 takes one row of a transposed matrix for a dense one, whatever its stride.
-  const bool lone = shape.m == 1 && shape.transposed_a && shape.stride_a > 1;
-  if (shape.k > 0 && !lone && impl_->run(shape, a, b, bias, c, scratch)) return;
-  plain(shape, a, b, bias, c);
+  if (shape.m == 0 || shape.n == 0) return true;
+  return shape.k > 0 && impl_->run(shape, a, b, c, scratch);
+}
+
+bool Matmul::has_fast_bf16() {
+#if defined(__x86_64__)
+  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
+  if (isa == dnnl::cpu_isa::avx512_core_amx) return true;
+  return isa == dnnl::cpu_isa::avx512_core_bf16 && __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
 }
 
 }  // namespace trainlaunch

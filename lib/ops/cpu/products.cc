@@ -61,14 +61,72 @@ Product<T> part_of(const Product<T>& whole, Range rows, Range columns) {
 }  // namespace
 
 template <class T>
-void Products<T>::run(const Product<T>& whole, std::span<std::byte> scratch) const {
+ProductsBy best_products(SameBits bits) {
+  const bool library = dtype_of<T> == DType::bf16 && bits == SameBits::same_threads;
+  return library && Matmul::has_fast_bf16() ? ProductsBy::library : ProductsBy::kernels;
+}
+template ProductsBy best_products<float>(SameBits);
+template ProductsBy best_products<Bf16>(SameBits);
+
+template <class T>
+size_t Products<T>::scratch_bytes(int64_t m, int64_t n, int64_t k) const {
+  size_t most = sizeof(float) * static_cast<size_t>(team_.size() * product_floats(m, n, k));
+  if (!library_) return most;
+  for (const bool transposed : {false, true}) {  // what a model asks for
+    most = std::max(most, library_->scratch_bytes({.m = m,
+                                                   .n = n,
+                                                   .k = k,
+                                                   .transposed_b = transposed,
+                                                   .type = dtype_of<T>,
+                                                   .result = dtype_of<T>}));
+  }
+  return std::max(
+      most,
+      library_->scratch_bytes(
+          {.m = k, .n = n, .k = m, .transposed_a = true, .accumulate = true, .type = dtype_of<T>}));
+}
+
+template <class T>
+void Products<T>::run(const Product<T>& whole, std::span<std::byte> scratch) {
+  if (library_ && run_library(whole, scratch)) return;
+  run_kernels(whole, scratch);
+}
+
+// What follows the product is done in a second pass over c.
+template <class T>
+bool Products<T>::run_library(const Product<T>& o, std::span<std::byte> scratch) {
+  T* c = o.gelu && o.pre ? o.pre : o.c;
+  const bool done = library_->run({.m = o.m,
+                                   .n = o.n,
+                                   .k = o.k,
+                                   .transposed_a = o.transposed_a,
+                                   .transposed_b = o.transposed_b,
+                                   .accumulate = o.accumulate,
+                                   .type = dtype_of<T>,
+                                   .result = o.wide_c ? DType::f32 : dtype_of<T>},
+                                  o.a, o.b, o.wide_c ? static_cast<void*>(o.wide_c) : c, scratch);
+  if (!done || o.wide_c) return done;
+  team_.split(o.m, 1, 4 * o.m * o.n, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t at = i * o.stride;
+      if (o.bias) loops_.add(c + at, o.bias, c + at, o.n);
+      if (o.add) loops_.add(c + at, o.add + at, c + at, o.n);
+      if (o.back) loops_.gelu_back(o.back + at, c + at, c + at, o.n);
+      if (o.gelu) loops_.gelu(c + at, o.c + at, o.n);
+    }
+  });
+  return true;
+}
+
+template <class T>
+void Products<T>::run_kernels(const Product<T>& whole, std::span<std::byte> scratch) const {
   constexpr int64_t little = int64_t{64} * 64 * 64;
   const bool alone = whole.m * whole.n * std::max<int64_t>(whole.k, 1) < little;
   const Grid grid = grid_for(whole.m, whole.n, alone ? 1 : team_.size());
   const int64_t floats = product_floats(whole.m, whole.n, whole.k);
   std::vector<float> own;
   float* memory = reinterpret_cast<float*>(scratch.data());
-  if (scratch_bytes(whole.m, whole.n, whole.k) > scratch.size()) {
+  if (sizeof(float) * static_cast<size_t>(team_.size() * floats) > scratch.size()) {
     own.resize(static_cast<size_t>(team_.size() * floats));
     memory = own.data();
   }
