@@ -116,6 +116,22 @@ void OptionTable::real(const std::string& name, double* target, double lo, doubl
       [target](const std::string& text) { (void)is_real(text, *target); });
 }
 
+void OptionTable::real_or_auto(const std::string& name, double* target, double lo, double hi,
+                               const std::string& help) {
+  const auto check = [lo, hi](const std::string& text) -> std::string {
+    double x = 0;
+    if (text == "auto" || (is_real(text, x) && x >= lo && x <= hi)) return "";
+    return "must be auto or a number from " + shortest(lo) + " to " + shortest(hi);
+  };
+  add(name, check, *target > 0 ? shortest(*target) : "auto", help,
+      [target](const std::string& text) {
+        if (text == "auto")
+          *target = 0;
+        else
+          (void)is_real(text, *target);
+      });
+}
+
 void OptionTable::text(const std::string& name, std::string* target, const std::string& help,
                        bool shown) {
   add(name, {}, shown ? *target : "", help, [target](const std::string& t) { *target = t; });
@@ -337,10 +353,23 @@ void add_run_options(OptionTable& t, RunConfig& c) {
   t.real("optim.clip", &c.optim.clip, 0, infinite, "largest norm of the gradient; 0: no limit");
   t.group("[parallel]");
   t.choice<ShardPolicy>("parallel.shard", &c.parallel.shard,
-                        {{"none", ShardPolicy::none}, {"optimizer", ShardPolicy::optimizer}},
-                        "optimizer: each rank keeps the optimizer's state of its own part");
-  t.real("parallel.bucket-mib", &c.parallel.bucket_mib, 0.001, 1 << 20,
-         "MiB of gradients reduced together");
+                        {{"none", ShardPolicy::none},
+                         {"optimizer", ShardPolicy::optimizer},
+                         {"gradients", ShardPolicy::gradients},
+                         {"full", ShardPolicy::full}},
+                        "what each rank keeps of its own part only: the optimizer's state, also "
+                        "gradients, also weights");
+  t.real_or_auto("parallel.bucket-mib", &c.parallel.bucket_mib, 0.001, 1 << 20,
+                 "MiB of gradients reduced together; auto: measured at the start");
+  t.group("[precision]");
+  t.choice<DType>("precision.compute", &c.precision.compute,
+                  {{"f32", DType::f32}, {"bf16", DType::bf16}},
+                  "of activations and of the weights that compute; bf16 keeps f32 ones to update");
+  t.choice<DType>("precision.wire", &c.precision.wire, {{"f32", DType::f32}, {"bf16", DType::bf16}},
+                  "of gradients between nodes");
+  t.choice<Rounding>("precision.rounding", &c.precision.rounding,
+                     {{"nearest", Rounding::nearest}, {"stochastic", Rounding::stochastic}},
+                     "of weights that compute in bf16");
   t.group("[guard]: against losses and gradients that have gone wrong");
   t.choice<OnSpike>("guard.spike", &c.guard.spike,
                     {{"ignore", OnSpike::ignore},

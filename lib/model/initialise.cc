@@ -24,9 +24,12 @@ std::array<double, 4> normals(const Philox& r) {
   return z;
 }
 
-void fill_normal(float* w, int64_t size, double stddev, uint64_t seed, uint64_t index) {
+// Elements [offset, offset + size) of a parameter.
+void fill_normal(float* w, int64_t offset, int64_t size, double stddev, uint64_t seed,
+                 uint64_t index) {
   for (int64_t i = 0; i < size; i += 4) {
-    const auto z = normals(philox(seed, RandomStream::init, index, static_cast<uint32_t>(i / 4)));
+    const auto position = static_cast<uint32_t>((offset + i) / 4);
+    const auto z = normals(philox(seed, RandomStream::init, index, position));
     for (int64_t k = i; k < std::min(i + 4, size); ++k) {
       w[k] = static_cast<float>(stddev * z[k - i]);
     }
@@ -35,24 +38,27 @@ void fill_normal(float* w, int64_t size, double stddev, uint64_t seed, uint64_t 
 
 }  // namespace
 
+void initialise(const ParamSpec& spec, uint64_t seed, int64_t offset, View part) {
+  float* const w = part.as<float>();
+  switch (spec.init.kind) {
+    case Init::zero:
+      std::fill(w, w + part.size(), 0.0f);
+      break;
+    case Init::one:
+      std::fill(w, w + part.size(), 1.0f);
+      break;
+    case Init::normal:
+      fill_normal(w, offset, part.size(), spec.init.stddev, seed,
+                  XXH3_64bits(spec.name.data(), spec.name.size()));
+      break;
+  }
+}
+
 void initialise(std::span<const ParamSpec> specs, const Layout& layout, uint64_t seed, View flat) {
   float* const base = flat.as<float>();
   std::fill(base, base + layout.elements(), 0.0f);
-  for (const Layout::Entry& e : layout.entries) {
-    const ParamSpec& spec = specs[e.param];
-    float* const w = base + e.offset;
-    switch (spec.init.kind) {
-      case Init::zero:
-        break;
-      case Init::one:
-        std::fill(w, w + e.size, 1.0f);
-        break;
-      case Init::normal:
-        fill_normal(w, e.size, spec.init.stddev, seed,
-                    XXH3_64bits(spec.name.data(), spec.name.size()));
-        break;
-    }
-  }
+  for (const Layout::Entry& e : layout.entries)
+    initialise(specs[e.param], seed, 0, flat.slice(e.offset, e.size));
 }
 
 }  // namespace trainlaunch

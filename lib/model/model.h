@@ -67,6 +67,8 @@ struct Layout {
 // Initial weights, written over the whole flat space on the host: a function of the seed, the
 // parameter's name and the element alone (Philox), so of no world size. f32 [layout.elements()].
 void initialise(std::span<const ParamSpec> specs, const Layout& layout, uint64_t seed, View flat);
+// The same for a part of one parameter, from element `offset` of it on, a multiple of 4. f32 [n].
+void initialise(const ParamSpec& spec, uint64_t seed, int64_t offset, View part);
 
 // A run of a tensor that a rank owns or wants: `slot` is "weight", "m" or "v"; offset and length in
 // elements of the flattened tensor.
@@ -92,30 +94,36 @@ class Shard {
  public:
   virtual ~Shard() = default;
 
-  // Weights of a block, for reading, from acquire until release. The stream orders it.
+  // Weights of a block, for reading, from acquire until release. The stream orders it. A pass goes
+  // through the blocks upwards or downwards, one at a time, so that the next one's weights can be
+  // on their way; besides it, a block that holds what is used at both ends may be acquired.
   virtual void acquire(Stream& stream, int block) = 0;
   virtual void release(Stream& stream, int block) = 0;
-  virtual View weight(int param) = 0;  // of the parameter's shape
+  virtual View weight(int param) = 0;  // of the parameter's shape and Ops::dtype()
 
   // A step is: begin_step, then for each micro-batch begin_micro and a backward pass, then step.
   virtual void begin_step(Stream& stream) = 0;
   virtual void begin_micro(Stream& stream, bool last) = 0;
-  // Gradients are accumulated into; ready() says that one contribution has been enqueued. After the
-  // last one of the last micro-batch the parameter's reduction may start.
+  // Gradients are accumulated into; of Ops::wide(). grad() is asked for anew for each contribution,
+  // and ready() says that it has been enqueued. After the last one (of the last micro-batch, or of
+  // each) the parameter's reduction may start. They become ready in the layout's order, but that a
+  // parameter may come before the one that stands before it.
   virtual View grad(int param) = 0;
   virtual void ready(Stream& stream, int param) = 0;
-  // Ranks without a micro-batch call this instead of begin_micro: their gradient is zero.
+  // Ranks without a micro-batch call this instead of begin_micro: their gradient is zero. Where all
+  // ranks must run equally many passes, they run a blank one instead.
   virtual void no_micro(Stream& stream) = 0;
   virtual Result<StepStats> step(Stream& stream, const StepScalars& scalars) = 0;
 
   virtual std::vector<Piece> owned() const = 0;   // what this rank saves: every byte of the state
                                                   // on exactly one rank
-  virtual std::vector<Piece> wanted() const = 0;  // what this rank must load
-  // Collective, in place of loading what is wanted: when every rank has loaded what it owns, the
-  // rest of what it wants comes from the others.
+  virtual std::vector<Piece> wanted() const = 0;  // what this rank must load, before spread()
+  // Collective: every rank has loaded what it wants, and set updates(). What else it needs comes
+  // from the others.
   virtual Status spread(Stream& stream) = 0;
   virtual uint64_t updates() const = 0;  // Adam's own count
   virtual void set_updates(uint64_t n) = 0;
+  virtual int64_t bucket_bytes() const = 0;  // of gradients that are reduced together
 };
 
 struct BatchShape {

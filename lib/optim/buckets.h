@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/comm.h"
-#include "model/model.h"
+#include "optim/optim.h"
 
 namespace trainlaunch {
 
@@ -18,7 +17,18 @@ struct Bucket {
 };
 
 // A bucket holds as many parameters as fit into `bytes` (f32), at least one. The first is at most
-// 1 MiB, so that the first reduction starts early in the backward pass.
-std::vector<Bucket> plan_buckets(const Layout& layout, int64_t bytes, int ranks);
+// 1 MiB, so that the first reduction starts early in the backward pass. With `gradients`, what
+// waits for several contributions shares no bucket with what does not; with `full`, no bucket is of
+// two blocks either.
+std::vector<Bucket> plan_buckets(const Layout& layout, std::span<const ParamSpec> specs,
+                                 ShardPolicy policy, int64_t bytes, int ranks);
+
+// What is taken where there is nothing to measure.
+inline constexpr int64_t usual_bucket = int64_t{25} << 20;
+
+// How large buckets should be on this communicator: the smallest of a few sizes whose reduction
+// is nearly as fast, by bytes, as that of the fastest. The same on every rank; collective. `memory`
+// is the communicator's, f32; what is in it is lost.
+Result<int64_t> measure_bucket(Comm& comm, View memory, DType wire, Seconds timeout);
 
 }  // namespace trainlaunch

@@ -54,7 +54,16 @@ struct OptimConfig {
 
 struct ParallelConfig {
   ShardPolicy shard = ShardPolicy::optimizer;
-  double bucket_mib = 25;  // of gradients reduced together
+  double bucket_mib = 0;  // of gradients reduced together; 0: measured
+};
+
+// How a copy of the weights is rounded to bf16.
+enum class Rounding : uint8_t { nearest, stochastic };
+
+struct PrecisionConfig {
+  DType compute = DType::f32;  // or bf16: of activations and of the weights that products read
+  DType wire = DType::f32;     // or bf16: of gradients between nodes
+  Rounding rounding = Rounding::nearest;
 };
 
 // What a loss or norm far above those before it does, and one that is not finite.
@@ -96,6 +105,7 @@ struct RunConfig {
   LoopConfig train;
   OptimConfig optim;
   ParallelConfig parallel;
+  PrecisionConfig precision;
   GuardConfig guard;
   CheckpointConfig checkpoint;
 };

@@ -15,20 +15,16 @@ std::string checkpoint_line(const CheckpointConfig& c, uint64_t copy) {
   return line + ", written from a copy of " + mebibytes(copy) + " a rank";
 }
 
-std::string memory_line(const RunConfig& config, const Engine& e) {
-  uint64_t state = 0;
-  for (const Piece& p : e.shard->wanted())
-    if (p.slot != "weight") state += p.mem.bytes();
-  const uint64_t flat = static_cast<uint64_t>(e.layout.elements()) * sizeof(float);
-  const auto buffers =
-      static_cast<uint64_t>(gradient_buffers(config.train.micro_batches, e.comm->size()));
+std::string memory_line(const Engine& e) {
+  const MemoryPlan& m = e.shard_memory;
   std::string arena;
   for (const Arena::Item& item : e.arena.items())
     if (item.bytes >= size_t{1} << 16)  // smaller ones would read 0.0 MiB
       arena += (arena.empty() ? "" : ", ") + item.what + " " + mebibytes(item.bytes);
-  return "memory      of a rank: weights " + mebibytes(flat) + ", gradients " +
-         mebibytes(buffers * flat) + ", optimizer " + mebibytes(state) + "; " + arena + " (" +
-         e.arena.describe() + ")";
+  std::string line = "memory      of a rank: weights " + mebibytes(m.weights + m.masters) +
+                     ", gradients " + mebibytes(m.gradients) + ", optimizer " +
+                     mebibytes(m.optimizer) + ", buffers " + mebibytes(m.buffers);
+  return line + "; " + arena + " (" + e.arena.describe() + ")";
 }
 
 }  // namespace
@@ -52,7 +48,11 @@ std::vector<std::string> describe(const Start& s) {
           "batch       " + plural(static_cast<uint64_t>(s.config.train.global_batch), "sequence") +
               " a step, in micro-batches of " + std::to_string(e.tokens.rows()) +
               (canonical ? ", summed as on any number of ranks" : ""),
-          memory_line(s.config, e),
+          std::string("parallel    shard ") + name_of(s.config.parallel.shard) +
+              ", reduced in buckets of " +
+              mebibytes(static_cast<uint64_t>(e.shard->bucket_bytes())) +
+              (s.config.parallel.bucket_mib > 0 || s.world.size == 1 ? "" : ", as measured"),
+          memory_line(e),
           "peak        " + e.peak.name,
           checkpoint_line(s.config.checkpoint, s.copy),
           "run         " + s.config.run_dir + ", " +

@@ -114,7 +114,8 @@ Status make_machine(Engine& e, const RunConfig& config, int threads) {
   e.stream = std::move(*stream);
   e.threads = threads;
   e.ops =
-      make_cpu_ops(threads, is_canonical(config) ? SameBits::any_threads : SameBits::same_threads);
+      make_cpu_ops(threads, is_canonical(config) ? SameBits::any_threads : SameBits::same_threads,
+                   config.precision.compute);
   return {};
 }
 
@@ -139,8 +140,13 @@ ShardOptions shard_options(const RunConfig& config) {
   options.policy = config.parallel.shard;
   options.bucket_bytes = static_cast<int64_t>(config.parallel.bucket_mib * (1 << 20));
   options.micro_batches = config.train.micro_batches;
-  options.rule = {static_cast<float>(o.beta1), static_cast<float>(o.beta2),
-                  static_cast<float>(o.eps), static_cast<float>(o.weight_decay)};
+  options.wire = config.precision.wire;
+  options.rule = {static_cast<float>(o.beta1),
+                  static_cast<float>(o.beta2),
+                  static_cast<float>(o.eps),
+                  static_cast<float>(o.weight_decay),
+                  config.precision.rounding == Rounding::stochastic,
+                  config.train.seed};
   options.timeout = Seconds(config.train.deadline);
   return options;
 }
@@ -164,6 +170,14 @@ Status check_batches(const RunConfig& config, int ranks) {
                  " says nothing without deterministic=canonical; the size of a micro-batch "
                  "is train.micro-batch");
   }
+  if (needs_equal_passes(config.parallel.shard))
+    return wrong(std::string("parallel.shard=") + name_of(config.parallel.shard) +
+                 " adds up in an order that depends on the ranks, which deterministic=canonical "
+                 "rules out; use optimizer or none");
+  if (config.precision.wire != DType::f32)
+    return wrong(
+        "precision.wire=bf16 rounds what travels between nodes, and deterministic=canonical "
+        "promises the same bits wherever ranks are; use f32");
   if (n == 0)
     return wrong(
         "deterministic=canonical needs train.micro-batches: a power of two, as large as the "
@@ -231,6 +245,9 @@ Result<Engine> make_training_engine(const RunConfig& config, int threads, Worker
       {*e.device, *e.ops, *e.comm, e.model->params(), e.layout, config.train.seed}, sharding);
   if (!shard) return forward(shard);
   e.shard = std::move(*shard);
+  sharding.bucket_bytes = e.shard->bucket_bytes();
+  e.shard_memory =
+      memory_of({sharding, e.model->params(), e.layout, e.ops->dtype()}, world.rank, world.size);
   return e;
 }
 

@@ -10,7 +10,7 @@
 #include "comm/comm.h"
 #include "model/model.h"
 #include "ops/ops.h"
-#include "optim/optim.h"
+#include "optim/plan.h"
 #include "train/config.h"
 #include "train/peak.h"
 #include "train/profile.h"
@@ -32,6 +32,7 @@ struct Engine {
   Layout layout;
   Arena arena = Arena::measuring();
   std::unique_ptr<Shard> shard;
+  MemoryPlan shard_memory;  // what it takes, when it trains
 
   View tokens, targets;  // i32 [micro, context]: room for the largest micro-batch
   View totals;           // f64 [2]: sum of losses, number of unmasked targets

@@ -78,6 +78,7 @@ Status generate_from_run(const std::string& run, std::optional<uint64_t> step,
   if (!engine) return forward(engine);
   if (auto s = (*reader)->read(engine->shard->wanted(), *engine->device, *engine->stream); !s)
     return s;
+  if (auto s = engine->shard->spread(*engine->stream); !s) return s;
   return generate(*engine, options, out);
 }
 

@@ -74,11 +74,9 @@ Result<std::unique_ptr<Reader>> Saving::find_in(const std::vector<Source>& sourc
 
 Status Saving::load(std::unique_ptr<Reader>& found, std::optional<uint64_t> step,
                     const Accept& accept, Engine& engine) {
-  const auto pieces = [&] {
-    return found->whole() ? engine.shard->wanted() : engine.shard->owned();
-  };
+  const std::vector<Piece> pieces = engine.shard->wanted();
   if (found && found->level() == Level::local) {
-    const auto fits = found->covers(pieces());
+    const auto fits = found->covers(pieces);
     if (auto s = all_well(control_, "resume: fits", fits); !s) {
       passed_over_.push_back({Level::local, found->state().step, s.error().what});
       record("local checkpoint of step " + std::to_string(found->state().step) +
@@ -89,9 +87,9 @@ Status Saving::load(std::unique_ptr<Reader>& found, std::optional<uint64_t> step
     }
   }
   if (!found) return {};
-  auto read = found->read(pieces(), *engine.device, *engine.stream);
+  auto read = found->read(pieces, *engine.device, *engine.stream);
   if (auto s = all_well(control_, "resume: read", read); !s) return s;
-  if (found->whole()) return {};
+  engine.shard->set_updates(found->state().updates);
   return all_well(control_, "resume: spread", engine.shard->spread(*engine.stream));
 }
 

@@ -45,7 +45,6 @@ bool is_imported(const State& saved) { return saved.step == 0 && saved.data_dige
 }  // namespace
 
 std::map<std::string, std::string> settings_of(const RunConfig& c) {
-  const bool own_tiles = c.parallel.shard == ShardPolicy::optimizer;
   const bool canonical = c.deterministic == Deterministic::canonical;
   return {{"deterministic", canonical ? "canonical" : "same-ranks"},
           {"model.layers", std::to_string(c.model.layers)},
@@ -72,7 +71,11 @@ std::map<std::string, std::string> settings_of(const RunConfig& c) {
           {"guard.norm-z", text(c.guard.norm_z)},
           {"guard.window", std::to_string(c.guard.window)},
           {"guard.nan", word_of(c.guard.nan)},
-          {"parallel.shard", own_tiles ? "optimizer" : "none"}};
+          {"parallel.shard", name_of(c.parallel.shard)},
+          {"precision.compute", name_of(c.precision.compute)},
+          {"precision.wire", name_of(c.precision.wire)},
+          {"precision.rounding",
+           c.precision.rounding == Rounding::stochastic ? "stochastic" : "nearest"}};
 }
 
 Status check_unchanged(const State& saved, const RunConfig& config, const std::string& data_digest,

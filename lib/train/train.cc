@@ -197,7 +197,6 @@ class Run {
       step_ = state.step;
       position_.samples = state.samples;
       guard_.restore(state.guard);
-      engine_.shard->set_updates(state.updates);
     }
     return saving_.start(found.get());
   }
@@ -288,7 +287,6 @@ class Run {
     if (auto s = saving_.go_back(guard_.older_than(from), found, accept(), engine_); !s) return s;
     const State& state = found->state();
     step_ = state.step;
-    engine_.shard->set_updates(state.updates);
     guard_.rolled_back(from, step_, state.guard);
     saving_.record("step " + std::to_string(from) + ": " + v.why + "; back to " + found->path() +
                    ", and on with sample " + std::to_string(position_.samples) +
@@ -339,23 +337,36 @@ class Run {
     clear_sums(config_.train.global_batch);
     const auto mine = deal(position_.samples, config_.train.global_batch, e.tokens.rows(),
                            world_.rank, world_.size);
-    for (size_t i = 0; i < mine.size(); ++i) {
-      auto batch = feeder_->training(mine[i]);
+    const size_t passes = needs_equal_passes(config_.parallel.shard)
+                              ? most_micros(config_.train.global_batch)
+                              : mine.size();
+    for (size_t i = 0; i < passes; ++i) {
+      const bool idle = i >= mine.size();
+      auto batch = idle ? feeder_->blank() : feeder_->training(mine[i]);
       if (!batch) return forward(batch);
-      if (auto s = ledger_.add(step_ + 1, mine[i].first, feeder_->samples()); !s) return forward(s);
+      if (!idle) {
+        auto s = ledger_.add(step_ + 1, mine[i].first, feeder_->samples());
+        if (!s) return forward(s);
+      }
       e.ops->fill(*e.stream, e.totals, 0.0);
-      e.shard->begin_micro(*e.stream, i + 1 == mine.size());
+      e.shard->begin_micro(*e.stream, i + 1 == passes);
       {
         const Traced traced(e.trace.get(), "step", "forward");
         e.model->forward(ctx, *batch, *e.shard);
       }
       const Traced traced(e.trace.get(), "step", "backward");
       e.model->backward(ctx, *batch, *e.shard);
-      keep_sums(mine[i].first - position_.samples);
+      if (!idle) keep_sums(mine[i].first - position_.samples);
     }
-    if (mine.empty()) e.shard->no_micro(*e.stream);
+    if (passes == 0) e.shard->no_micro(*e.stream);
     if (world_.size > 1) tell("reduce");
     return sum_up(stop_.asked(), saving_.must_end());
+  }
+
+  // Of the rank that has the most, of so many samples.
+  size_t most_micros(int64_t samples) const {
+    const int64_t all = engine_.tokens.rows() * world_.size;
+    return static_cast<size_t>((samples + all - 1) / all);
   }
 
   // Sums over the batches to come, which have `samples` samples in all, on all ranks.
@@ -401,18 +412,18 @@ class Run {
   Result<double> validation_loss() {
     Engine& e = engine_;
     Ctx ctx = e.context();
-    const int64_t samples = static_cast<int64_t>(feeder_->evaluated()), micro = e.tokens.rows();
+    const auto samples = static_cast<int64_t>(feeder_->evaluated());
     clear_sums(samples);
-    const auto mine = deal(0, samples, micro, world_.rank, world_.size);
+    const auto mine = deal(0, samples, e.tokens.rows(), world_.rank, world_.size);
     // Every rank runs as many passes as the one with the most: a pass may be a collective.
-    const int64_t passes = (samples + micro * world_.size - 1) / (micro * world_.size);
-    for (int64_t i = 0; i < passes; ++i) {
-      const bool idle = i >= static_cast<int64_t>(mine.size());
-      auto batch = idle ? feeder_->blank() : feeder_->validation(mine[static_cast<size_t>(i)]);
+    const size_t passes = most_micros(samples);
+    for (size_t i = 0; i < passes; ++i) {
+      const bool idle = i >= mine.size();
+      auto batch = idle ? feeder_->blank() : feeder_->validation(mine[i]);
       if (!batch) return forward(batch);
       e.ops->fill(*e.stream, e.totals, 0.0);
       e.model->evaluate(ctx, *batch, *e.shard);
-      if (!idle) keep_sums(mine[static_cast<size_t>(i)].first);
+      if (!idle) keep_sums(mine[i].first);
     }
     auto sums = sum_up(false, false);
     if (!sums) return forward(sums);

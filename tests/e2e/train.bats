@@ -97,7 +97,7 @@ same_losses() {
   lab run train-launch train "$conf" --run-dir="$dir/alone"
   placements=('-N1 -n1' '-N1 -n2' '-N1 -n3 -O' '-N1 -n4 -O')
   [ "$(lab_value nodes)" -lt 2 ] || placements+=('-N2 -n2' '-N2 -n3' '-N2 -n4')
-  for shard in none optimizer; do
+  for shard in none optimizer gradients full; do
     for placement in "${placements[@]}"; do
       options=("--parallel.shard=$shard")
       # shellcheck disable=SC2086
@@ -163,22 +163,83 @@ same_losses() {
 # Events of a trace, one a line: events FILE
 events() { tr '}' '\n' < "$1" | grep '"ph"'; }
 
+# Whether each of 20 backward passes is there, and in some a reduction began: overlaps FILE
+overlaps() {
+  events "$1" | awk -v file="$1" '
+    function field(name) { match($0, "\"" name "\":[-.0-9e+]+"); return substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) + 0 }
+    /"cat":"step"/ && /"name":"backward"/ { begin[n] = field("ts"); end[n++] = field("ts") + field("dur") }
+    /"cat":"comm"/ && /reduce_scatter/ { comm[m++] = field("ts") }
+    END {
+      for (i = 0; i < n; ++i)
+        for (j = 0; j < m; ++j)
+          if (comm[j] > begin[i] && comm[j] < end[i]) { ++overlapped; break }
+      print file ": in " overlapped + 0 " of " n " backward passes"
+      exit n != 20 || !overlapped
+    }'
+}
+
 @test "the trace shows reductions that begin before the backward pass ends" {
   two_by_two
-  options=(--trace="$dir/trace.json" --model.width=64 --train.steps=20)
-  train run -N2 --ntasks-per-node=2
-  for file in trace.json trace.json.rank1 trace.json.rank2 trace.json.rank3; do
-    events "$dir/$file" | awk -v file="$file" '
-      function field(name) { match($0, "\"" name "\":[-.0-9e+]+"); return substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) + 0 }
-      /"cat":"step"/ && /"name":"backward"/ { begin[n] = field("ts"); end[n++] = field("ts") + field("dur") }
-      /"cat":"comm"/ { comm[m++] = field("ts") }
-      END {
-        for (i = 0; i < n; ++i)
-          for (j = 0; j < m; ++j)
-            if (comm[j] > begin[i] && comm[j] < end[i]) { ++overlapped; break }
-        print file ": in " overlapped + 0 " of " n " backward passes"
-        exit n != 20 || !overlapped
-      }'
+  for shard in optimizer full; do
+    options=(--trace="$dir/$shard.json" --model.width=64 --train.steps=20 "--parallel.shard=$shard")
+    train "run $shard" -N2 --ntasks-per-node=2
+    for suffix in '' .rank1 .rank2 .rank3; do overlaps "$dir/$shard.json$suffix"; done
+  done
+}
+
+# Bytes that a node has sent.
+sent_by() { lab exec "$1" cat /proc/net/dev | awk -F'[: ]+' '/^ *eth/ { n += $11 } END { print n }'; }
+
+# Bytes that node n1 sends in a step, of one rank on each of two nodes: the difference of two runs,
+# so that what a run begins and ends with does not count. per_step SHARD [OPTION...]
+per_step() {
+  local shard=$1 steps before counts=()
+  shift
+  for steps in 2 12; do
+    before=$(sent_by n1)
+    options=("--parallel.shard=$shard" "--train.steps=$steps" "$@")
+    train "$shard $* $steps" -N2 -n2 > "$dir/out" || cat "$dir/out"
+    counts+=($(($(sent_by n1) - before)))
+  done
+  echo $(((counts[1] - counts[0]) / 10))
+}
+
+# The same by theory, for 4 bytes an element and wire bytes $2 of a gradient: tiles of 1,024, two
+# micro-batches a rank, and half of what is reduced or gathered sent by each of two ranks.
+theory() {
+  awk -v shard="$1" -v g="$2" -v L=4 -v C=256 -v T=32 -v V=256 '
+    function tiles(n) { return int((n + 1023) / 1024) }
+    BEGIN {
+      w = 4
+      layer = 1024 * (tiles(3 * C * C) + tiles(3 * C) + tiles(C * C) + 6 * tiles(C) + 2 * tiles(4 * C * C) + tiles(4 * C))
+      embedding = 1024 * (tiles(V * C) + tiles(T * C)); top = 1024 * 2 * tiles(C)
+      n = L * layer + embedding + top
+      norm = n / 1024 * 8
+      # Up, down, up and down again: what a pass ends with is still there for the next one.
+      blocks = embedding + layer * (3 + 3 + 4 * (L - 3) + 2) + top * 2
+      bytes["none"] = g * n + 4 * n
+      bytes["optimizer"] = g * n + w * n
+      bytes["gradients"] = 2 * g * n + w * n
+      bytes["full"] = 2 * g * n + w * blocks
+      printf "%.0f\n", (bytes[shard] + norm) / 2
+    }'
+}
+
+@test "what each form sends, by the interface's count, is within 3 % of theory" {
+  two_by_two
+  options=()
+  big=(--model.layers=4 --model.width=256 --model.heads=4 --train.global-batch=8
+    --train.micro-batch=2 --checkpoint.every=0 --parallel.bucket-mib=1)
+  for shard in none optimizer gradients full; do
+    for wire in 4 2; do
+      [ "$wire" = 4 ] || [ "$shard" = optimizer ] || continue
+      more=()
+      [ "$wire" = 4 ] || more=(--precision.wire=bf16)
+      counted=$(per_step "$shard" "${big[@]}" "${more[@]}")
+      expected=$(theory "$shard" "$wire")
+      echo "$shard, $wire bytes a gradient: $counted bytes a step, by theory $expected"
+      awk -v x="$counted" -v y="$expected" 'BEGIN { exit !(x > 0.97 * y && x < 1.03 * y) }'
+    done
   done
 }
 

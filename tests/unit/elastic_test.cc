@@ -139,6 +139,135 @@ TEST_CASE("without canonical, another number of ranks gives the same within roun
   }
 }
 
+namespace {
+
+struct Form {
+  ShardPolicy shard;
+  Ranks per_node;
+};
+
+}  // namespace
+
+// Without canonical, sums over ranks and micro-batches are taken in another order: see the case
+// above for what that may move.
+TEST_CASE(
+    "each form gives one rank's losses, with several micro-batches and ranks that have none") {
+  Temporary dir;
+  const auto config = [&](const std::string& name) {
+    RunConfig c = small(dir, name);
+    c.train.micro_batch = 3;  // of 8: three micro-batches
+    c.train.eval_every = 6;
+    c.train.eval_batches = 1;
+    return c;
+  };
+  const RunConfig alone = config("alone");
+  REQUIRE(train_as({1}, alone) == "");
+  const auto expected = losses(alone);
+  REQUIRE(expected.size() == 12);
+  int n = 0;
+  for (const ShardPolicy shard : {ShardPolicy::gradients, ShardPolicy::full}) {
+    for (const Ranks& per_node : std::vector<Ranks>{{1}, {2}, {4}, {2, 2}, {1, 3}}) {
+      RunConfig c = config("run" + std::to_string(n++));
+      c.parallel.shard = shard;
+      if (per_node.size() == 2) c.parallel.bucket_mib = 0;
+      REQUIRE(train_as(per_node, c) == "");
+      INFO(name_of(shard), ", ", per_node.front(), " and more of ", per_node.size(), " nodes");
+      const auto got = losses(c);
+      REQUIRE(got.size() == expected.size());
+      for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] / expected[i] - 1) < 1e-4);
+      if (per_node != Ranks{1, 3}) continue;
+      // Again: the same bits, whatever buckets were found to be best.
+      RunConfig again = config("run" + std::to_string(n++));
+      again.parallel.shard = shard;
+      REQUIRE(train_as(per_node, again) == "");
+      CHECK(same(again, c, 12));
+    }
+  }
+}
+
+TEST_CASE("a checkpoint of any form on any ranks is resumed in any other on others") {
+  Temporary dir;
+  RunConfig whole = small(dir, "whole");
+  whole.checkpoint.every = 6;
+  REQUIRE(train_as({1}, whole) == "");
+  const auto expected = losses(whole);
+  const std::vector<std::pair<Form, Form>> changes = {
+      {{ShardPolicy::full, {2, 2}}, {ShardPolicy::none, {3}}},
+      {{ShardPolicy::none, {3}}, {ShardPolicy::full, {2}}},
+      {{ShardPolicy::gradients, {1, 1}}, {ShardPolicy::optimizer, {1}}},
+      {{ShardPolicy::optimizer, {2}}, {ShardPolicy::gradients, {1, 3}}},
+      {{ShardPolicy::full, {3}}, {ShardPolicy::full, {1}}},
+      {{ShardPolicy::gradients, {4}}, {ShardPolicy::gradients, {4}}}};
+  int n = 0;
+  for (const auto& [before, after] : changes) {
+    RunConfig c = small(dir, "run" + std::to_string(n++));
+    c.checkpoint.every = 6;
+    c.parallel.shard = before.shard;
+    INFO(name_of(before.shard), " to ", name_of(after.shard));
+    REQUIRE(train_as(before.per_node, c) == "");
+    const Tensors uninterrupted = tensors(c, 12);
+    std::filesystem::remove_all(c.run_dir + "/step-000000012");
+    c.parallel.shard = after.shard;
+    REQUIRE(train_as(after.per_node, c, dir / "out") == "");
+    CHECK(read_file(dir / "out").find("/step-000000006") != std::string::npos);
+    const auto got = losses(c);
+    REQUIRE(got.size() == expected.size());
+    for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] / expected[i] - 1) < 1e-4);
+    if (before.shard == after.shard && before.per_node == after.per_node)
+      CHECK((tensors(c, 12) == uninterrupted));
+  }
+}
+
+TEST_CASE("bf16 learns like f32, alike in every form, and resumes to the same bits") {
+  Temporary dir;
+  const auto config = [&](const std::string& name, Rounding rounding) {
+    RunConfig c = small(dir, name);
+    c.precision = {DType::bf16, DType::f32, rounding};
+    c.checkpoint.every = 6;
+    return c;
+  };
+  RunConfig exact = small(dir, "f32");
+  REQUIRE(train_as({1}, exact) == "");
+  const auto f32 = losses(exact);
+  int n = 0;
+  for (const Rounding rounding : {Rounding::nearest, Rounding::stochastic}) {
+    for (const ShardPolicy shard :
+         {ShardPolicy::none, ShardPolicy::optimizer, ShardPolicy::gradients, ShardPolicy::full}) {
+      RunConfig c = config("run" + std::to_string(n++), rounding);
+      c.parallel.shard = shard;
+      REQUIRE(train_as({2, 1}, c) == "");
+      INFO(name_of(shard), rounding == Rounding::stochastic ? ", stochastic" : ", nearest");
+      const auto got = losses(c);
+      REQUIRE(got.size() == f32.size());
+      // A number of 8 significant bits is off by 2^-9 of itself on average; losses are means of
+      // many of them.
+      for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] / f32[i] - 1) < 2e-2);
+      const Tensors uninterrupted = tensors(c, 12);
+      std::filesystem::remove_all(c.run_dir + "/step-000000012");
+      REQUIRE(train_as({2, 1}, c) == "");
+      CHECK((tensors(c, 12) == uninterrupted));
+    }
+  }
+}
+
+TEST_CASE("bf16 between nodes learns like f32") {
+  Temporary dir;
+  RunConfig exact = small(dir, "f32");
+  REQUIRE(train_as({1, 1}, exact) == "");
+  const auto f32 = losses(exact);
+  for (const ShardPolicy shard : {ShardPolicy::optimizer, ShardPolicy::full}) {
+    RunConfig c = small(dir, name_of(shard));
+    c.parallel.shard = shard;
+    c.precision.wire = DType::bf16;
+    REQUIRE(train_as({1, 1}, c) == "");
+    const auto got = losses(c);
+    REQUIRE(got.size() == f32.size());
+    CHECK(got != f32);
+    // Each of two parts of a gradient is off by 2^-8 of itself at most.
+    for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] / f32[i] - 1) < 1e-2);
+  }
+}
+
 TEST_CASE("canonical: each branch of the rank's tree has a buffer, and the start says so") {
   Temporary dir;
   RunConfig c = canonical(dir, "run");
@@ -176,6 +305,12 @@ TEST_CASE("canonical: what cannot be is one line, before anything is made") {
   refused({2}, "does not divide train.global-batch=10",
           [](RunConfig& c) { c.train.global_batch = 10; });
   refused({2}, "train.micro-batch=4, but", [](RunConfig& c) { c.train.micro_batch = 4; });
+  refused({2}, "parallel.shard=gradients adds up in an order that depends on the ranks",
+          [](RunConfig& c) { c.parallel.shard = ShardPolicy::gradients; });
+  refused({2}, "parallel.shard=full adds up in an order that depends on the ranks",
+          [](RunConfig& c) { c.parallel.shard = ShardPolicy::full; });
+  refused({2}, "precision.wire=bf16 rounds what travels between nodes",
+          [](RunConfig& c) { c.precision.wire = DType::bf16; });
   refused({2}, "says nothing without deterministic=canonical",
           [](RunConfig& c) { c.deterministic = Deterministic::same_ranks; });
 }

@@ -65,6 +65,7 @@ class TestShard final : public Shard {
   Status spread(Stream&) override { return {}; }
   uint64_t updates() const override { return 0; }
   void set_updates(uint64_t) override {}
+  int64_t bucket_bytes() const override { return 0; }
 
   bool nothing_held() const { return held_.empty(); }
   std::vector<int> contributions;  // by parameter

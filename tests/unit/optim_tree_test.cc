@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "comm/kinds.h"
+#include "optim/plan.h"
 #include "ranks.h"
 #include "trainer.h"
 

@@ -9,13 +9,15 @@
 #include <vector>
 
 #include "gpt_reference.h"
+#include "ops/convert.h"
 #include "optim/optim.h"
 
 namespace trainlaunch::test {
 
 inline std::vector<double> values(View v) {
-  const float* p = v.as<float>();
-  return std::vector<double>(p, p + v.size());
+  std::vector<double> x(static_cast<size_t>(v.size()));
+  convert(v, View(x.data(), DType::f64, {v.size()}), 0, v.size());
+  return x;
 }
 
 inline Result<std::unique_ptr<Comm>> make_test_comm(Control& control,
@@ -32,8 +34,11 @@ inline Result<std::unique_ptr<Comm>> make_test_comm(Control& control,
 struct Trainer {
   explicit Trainer(std::unique_ptr<Comm> communicator, const ShardOptions& options,
                    const GptConfig& config = reference_config(), int64_t sequences = 3,
-                   int threads = 1, SameBits bits = SameBits::same_threads)
-      : comm(std::move(communicator)), ops(make_cpu_ops(threads, bits)) {
+                   int threads = 1, SameBits bits = SameBits::same_threads,
+                   DType compute = DType::f32)
+      : comm(std::move(communicator)),
+        ops(make_cpu_ops(threads, bits, compute)),
+        model_context(config.context) {
     auto made = make_gpt(config);
     REQUIRE(made);
     model = std::move(*made);
@@ -58,18 +63,30 @@ struct Trainer {
                             {static_cast<int64_t>(ops->scratch_bytes(model->limits(shape)))}));
   }
 
-  // The weights that PyTorch's reference starts from.
+  // The weights that PyTorch's reference starts from. Collective.
   void use_reference_weights() {
     const auto params = model->params();
-    for (int p = 0; p < static_cast<int>(params.size()); ++p) {
-      const std::vector<double> w = reference_weight(params, p);
-      std::copy(w.begin(), w.end(), shard->weight(p).as<float>());
+    std::map<std::string, int> numbers;
+    for (int p = 0; p < static_cast<int>(params.size()); ++p) numbers[params[p].name] = p;
+    for (const Piece& piece : shard->wanted()) {
+      if (piece.slot != "weight") continue;
+      const std::vector<double> w = reference_weight(params, numbers.at(piece.tensor));
+      std::copy_n(w.begin() + piece.offset, piece.length, piece.mem.as<float>());
     }
+    spread();
+  }
+  void spread() {
+    auto s = shard->spread(*stream);
+    REQUIRE_MESSAGE(s, (s ? "" : s.error().what));
   }
 
+  void begin_micro(bool last) { shard->begin_micro(*stream, last); }
   void micro(const Batch& batch, bool last) {
+    begin_micro(last);
+    pass(batch);
+  }
+  void pass(const Batch& batch) {
     Ctx ctx{*ops, *stream, sums.slice(0, 1), sums.slice(1, 1), nullptr};
-    shard->begin_micro(*stream, last);
     model->forward(ctx, batch, *shard);
     model->backward(ctx, batch, *shard);
   }
@@ -81,19 +98,29 @@ struct Trainer {
     if (batches.empty()) shard->no_micro(*stream);
     auto stats = shard->step(*stream, scalars);
     REQUIRE_MESSAGE(stats, (stats ? "" : stats.error().what));
-    for (int b = 0; b < static_cast<int>(model->params().size()); ++b) {
-      const int block = model->params()[b].block;
-      shard->acquire(*stream, block);
-      shard->release(*stream, block);
-    }
     return *stats;
+  }
+  // The same, with blank micro-batches so that there are `passes`.
+  StepStats step_with(std::vector<Batch> batches, size_t passes, const StepScalars& scalars) {
+    HostBatch blank = noise_batch(1, model_context, 2);
+    blank.targets.assign(blank.targets.size(), -1);
+    while (batches.size() < passes) batches.push_back(blank.all());
+    return step(batches, scalars);
   }
   double loss() const { return sums.as<double>()[0]; }
 
-  std::vector<double> all_weights() const {
+  std::vector<double> weight(int param) {
+    const int block = model->params()[param].block;
+    shard->acquire(*stream, block);
+    std::vector<double> w = values(shard->weight(param));
+    shard->release(*stream, block);
+    return w;
+  }
+  // Collective where weights are sharded.
+  std::vector<double> all_weights() {
     std::vector<double> all;
     for (int p = 0; p < static_cast<int>(model->params().size()); ++p) {
-      const auto w = values(shard->weight(p));
+      const auto w = weight(p);
       all.insert(all.end(), w.begin(), w.end());
     }
     return all;
@@ -108,6 +135,7 @@ struct Trainer {
   Arena arena;
   View sums;
   std::unique_ptr<Shard> shard;
+  int64_t model_context;
 };
 
 inline ShardOptions reference_options(ShardPolicy policy) {
@@ -134,11 +162,17 @@ inline void save(const Shard& shard, Saved& saved) {
     CHECK_MESSAGE(slot.size() == before + static_cast<size_t>(p.length), p.tensor);
   }
 }
-inline void load(const Shard& shard, const Saved& saved) {
-  for (const Piece& p : shard.wanted()) {
+inline void load(const Trainer& t, const Saved& saved, uint64_t updates) {
+  for (const Piece& p : t.shard->wanted()) {
     const auto& slot = saved.at(p.tensor + "/" + p.slot);
     for (int64_t i = 0; i < p.length; ++i) p.mem.as<float>()[i] = slot.at(p.offset + i);
   }
+  t.shard->set_updates(updates);
+  auto s = t.shard->spread(*t.stream);
+  REQUIRE_MESSAGE(s, (s ? "" : s.error().what));
 }
+
+inline constexpr ShardPolicy policies[] = {ShardPolicy::none, ShardPolicy::optimizer,
+                                           ShardPolicy::gradients, ShardPolicy::full};
 
 }  // namespace trainlaunch::test
