@@ -306,6 +306,8 @@ void add_run_options(OptionTable& t, RunConfig& c) {
   t.word_or_number(
       "resume", &c.resume, {"auto", "no"},
       "auto: continue from the newest good checkpoint, if any; no; or the step of one");
+  t.real("memory", &c.memory, 0, 1e9,
+         "GiB that a rank may use; 0: what the system allows. A run that needs more is refused");
   t.choice<std::string>("device", &c.device, {{"auto", "auto"}, {"cpu", "cpu"}, {"cuda", "cuda"}},
                         "auto: cuda where it is built in and present");
   t.choice<Deterministic>(

@@ -13,16 +13,19 @@
 #include "launcher/commands.h"
 #include "launcher/options.h"
 #include "launcher/supervisor.h"
+#include "train/run_plan.h"
 
 namespace trainlaunch {
 namespace {
 
 constexpr const char* usage = R"(usage: train-launch train CONFIG [--section.key=value...]
+       train-launch train CONFIG --plan [--ranks=N] [--nodes=M] [--section.key=value...]
 
 Trains a model as the file CONFIG says, on all tasks of the job step:
 
   srun --mpi=pmix train-launch train run.conf --model.layers=12
 
+With --plan it only says what such a run needs and moves, on one process without a job.
 CONFIG has lines "key = value" below lines "[section]"; the command line wins.
 
 )";
@@ -43,6 +46,29 @@ Status copy_pipe(std::string& file, Job& job) {
   return {};
 }
 
+struct Plan {
+  bool wanted = false;
+  Site site;
+};
+
+void add_plan_options(OptionTable& t, Plan& plan) {
+  constexpr int64_t most = 1 << 20;
+  t.group("Planning");
+  t.flag("plan", &plan.wanted, "say what the run needs and moves; train nothing");
+  t.whole("ranks", &plan.site.ranks, 1, most, "of the run that is planned");
+  t.whole("nodes", &plan.site.nodes, 1, most, "that they lie on");
+  t.real("network", &plan.site.network, 0.001, 1e6, "GB/s of a node, each way, to plan with");
+}
+
+Result<int> say_plan(const RunConfig& config, const Site& site) {
+  auto plan = plan_run(config, site);
+  if (!plan) return forward(plan);
+  for (const std::string& line : plan->lines) std::puts(line.c_str());
+  std::fflush(stdout);
+  if (!plan->fits) return forward(plan->fits);
+  return exit_code::done;
+}
+
 Result<int> work(const RunConfig& config) {
   prctl(PR_SET_NAME, "train-worker");  // not "exe", in ps and top
   auto control = make_worker_control();
@@ -60,7 +86,9 @@ Result<int> run_train(const Invocation& call) {
   RunConfig config;
   std::string file;
   OptionTable table("train-launch train");
+  Plan plan;
   table.positional("CONFIG", &file);
+  add_plan_options(table, plan);
   add_run_options(table, config);
   if (wants_help(call.arguments)) {
     std::fputs((usage + table.help()).c_str(), stdout);
@@ -73,6 +101,7 @@ Result<int> run_train(const Invocation& call) {
   job.given = call.given;
   if (Status s = copy_pipe(file, job); !s) return forward(s);
   if (Status s = table.read_file(file); !s) return forward(s);
+  if (plan.wanted) return say_plan(config, plan.site);
   if (is_worker()) return work(config);
   return supervise(job);
 }

@@ -96,6 +96,7 @@ struct CheckpointConfig {
 struct RunConfig {
   std::string run_dir = "run";
   std::string resume = "auto";  // auto: the newest good checkpoint, if any; no; or a step
+  double memory = 0;            // GiB that a rank may use; 0: what the system allows
   std::string device = "auto";  // cpu, cuda; auto: cuda where it is built in and present
   Deterministic deterministic = Deterministic::same_ranks;
   bool profile = false;  // a table of where the time went, at the end

@@ -89,6 +89,12 @@ Result<Allowance> allowed_memory(int ranks_of_node, const KernelFiles& files) {
   return a;
 }
 
+bool huge_pages() {
+  std::ifstream in("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string words;
+  return std::getline(in, words) && words.find("[never]") == std::string::npos;
+}
+
 uint64_t resident_share(const KernelFiles& files) {
   return field(files.proc + "/self/smaps_rollup", "Pss:").value_or(0);
 }

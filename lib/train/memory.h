@@ -22,6 +22,9 @@ struct Allowance {
 // 2 or 1; those above count too), each shared evenly by the ranks of the node, and RLIMIT_AS.
 Result<Allowance> allowed_memory(int ranks_of_node, const KernelFiles& files = {});
 
+// Whether the kernel gives huge pages to those who ask for them.
+bool huge_pages();
+
 // Proportional set size of this process, in bytes: its own pages, and its share of the others'.
 // 0: the kernel does not say.
 uint64_t resident_share(const KernelFiles& files = {});

@@ -20,6 +20,7 @@
 #include "train/ledger.h"
 #include "train/metrics.h"
 #include "train/progress.h"
+#include "train/run_plan.h"
 #include "train/saving.h"
 #include "train/settings.h"
 #include "train/stop.h"
@@ -108,6 +109,7 @@ class Run {
     }
     auto threads = threads_of_rank(config_, control_);
     if (!threads) return forward(threads);
+    if (auto s = all_well(control_, "memory", fits(*threads)); !s) return forward(s);
     auto engine = make_training_engine(config_, *threads, control_);
     if (auto s = all_well(control_, "engine", engine); !s) return forward(s);
     engine_ = std::move(*engine);
@@ -152,6 +154,17 @@ class Run {
     return fail("data.path: " + config_.data.path + " is one text on " + world_.nodes[0] +
                     " and another on " + world_.node_name(rank),
                 exit_code::usage);
+  }
+
+  // Before anything large is allocated, on any rank of the node.
+  Status fits(int threads) const {
+    auto need = memory_need(config_, world_.rank, world_.size, threads, resident_share());
+    if (!need) return forward(need);
+    auto allowed = allowance(
+        config_,
+        static_cast<int>(std::count(world_.node_of.begin(), world_.node_of.end(), world_.node)));
+    if (!allowed) return forward(allowed);
+    return check_memory(config_, *need, *allowed);
   }
 
   Result<std::unique_ptr<Reader>> find_checkpoint() {

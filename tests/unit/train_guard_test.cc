@@ -132,37 +132,42 @@ TEST_CASE("a spike that is skipped changes nothing but the place in the text") {
 }
 
 TEST_CASE("after a spike a run goes back to a checkpoint and on with other data") {
-  Temporary dir;
-  RunConfig c = poisoned(dir, "run");
-  c.guard.spike = OnSpike::roll_back;
-  c.checkpoint.every = 25;
-  c.data.ledger = true;
-  REQUIRE(train_as({2}, c, dir / "out") == "");
-  CHECK(
-      read_file(dir / "out")
-          .find("back to " + c.run_dir +
+  for (const ShardPolicy shard :
+       {ShardPolicy::none, ShardPolicy::optimizer, ShardPolicy::gradients, ShardPolicy::full}) {
+    Temporary dir;
+    RunConfig c = poisoned(dir, "run");
+    c.parallel.shard = shard;
+    c.guard.spike = OnSpike::roll_back;
+    c.checkpoint.every = 25;
+    c.data.ledger = true;
+    REQUIRE(train_as({2}, c, dir / "out") == "");
+    CHECK(
+        read_file(dir / "out")
+            .find(
+                "back to " + c.run_dir +
                 "/step-000000050, and on with sample 480: the batches of steps 51 to 60 are passed "
                 "over (rollback 1 of at most 10)\n") != std::string::npos);
-  const json end = manifest(c, 80);
-  CHECK(end["state"]["samples"].get<int>() == 480 + 30 * 8);
-  CHECK(end["state"]["updates"].get<int>() == 80);
-  CHECK(end["state"]["guard"]["rollbacks"].get<int>() == 1);
-  const auto got = losses(c);
-  CHECK(got.size() == 80);  // each step once
-  CHECK(*std::max_element(got.begin() + 50, got.end()) < got[49] + 1);
-  std::istringstream ledger(read_file(c.run_dir + "/ledger-0.jsonl"));
-  for (std::string line; std::getline(ledger, line);) {
-    const json j = json::parse(line);
-    if (j["step"] == 50) CHECK(j["first"].get<int>() == 392);
-    if (j["step"] == 51) CHECK(j["first"].get<int>() == 480);
-  }
+    const json end = manifest(c, 80);
+    CHECK(end["state"]["samples"].get<int>() == 480 + 30 * 8);
+    CHECK(end["state"]["updates"].get<int>() == 80);
+    CHECK(end["state"]["guard"]["rollbacks"].get<int>() == 1);
+    const auto got = losses(c);
+    CHECK(got.size() == 80);  // each step once
+    CHECK(*std::max_element(got.begin() + 50, got.end()) < got[49] + 1);
+    std::istringstream ledger(read_file(c.run_dir + "/ledger-0.jsonl"));
+    for (std::string line; std::getline(ledger, line);) {
+      const json j = json::parse(line);
+      if (j["step"] == 50) CHECK(j["first"].get<int>() == 392);
+      if (j["step"] == 51) CHECK(j["first"].get<int>() == 480);
+    }
 
-  // One that ends after that goes on to the same bits.
-  std::filesystem::remove_all(c.run_dir + "/step-000000080");
-  REQUIRE(train_as({2}, c, dir / "out") == "");
-  CHECK(manifest(c, 80)["files"] == end["files"]);
-  CHECK(manifest(c, 80)["state"] == end["state"]);
-  CHECK(losses(c) == got);
+    // One that ends after that goes on to the same bits.
+    std::filesystem::remove_all(c.run_dir + "/step-000000080");
+    REQUIRE(train_as({2}, c, dir / "out") == "");
+    CHECK(manifest(c, 80)["files"] == end["files"]);
+    CHECK(manifest(c, 80)["state"] == end["state"]);
+    CHECK(losses(c) == got);
+  }
 }
 
 TEST_CASE("a run that goes wrong again and again ends") {

@@ -54,6 +54,17 @@ refused() {
   refused 2 "model.width" "$program" generate small.conf --untrained --model.width=7
 }
 
+@test "a plan says what a run needs, or what it lacks, and makes nothing" {
+  run "$program" train small.conf --plan --ranks=4 --nodes=2
+  [ "$status" = 0 ]
+  [[ $output == *"world       4 ranks on 2 nodes"* ]]
+  [[ $output == *"wire        a node sends "* ]]
+  refused 2 "are missing" "$program" train small.conf --plan --memory=0.001
+  refused 2 "are missing" "$program" train small.conf --data.path=text.txt --memory=0.001
+  refused 2 "--nodes=3" "$program" train small.conf --plan --ranks=2 --nodes=3
+  [ -z "$(find . -name 'step-*')" ]
+}
+
 @test "a run directory with control characters in its name is told as one line, and works" {
   local evil=$'one\e[31m\nrun'
   train --run-dir="$evil" > said

@@ -1,0 +1,225 @@
+#include "train/run_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "data/data.h"
+#include "optim/plan.h"
+#include "train/engine.h"
+#include "train/words.h"
+
+namespace trainlaunch {
+
+namespace {
+
+constexpr double gibibyte = 1 << 30;
+constexpr double shared_memory = 10e9;  // bytes a second between ranks of a node: assumed
+
+// With recomputation the forward pass of all layers but the last comes twice, without the product
+// at the end of each. A third of a layer's arithmetic is forward.
+double arithmetic_per_token(const RunConfig& config, const Model& model) {
+  const double flops = model.flops_per_token();
+  if (config.train.recompute == Recompute::none) return flops;
+  const double layers = config.model.layers, width = config.model.width;
+  const double head = 6.0 * static_cast<double>(Text::vocab) * width;
+  const double last_products = 8 * width * width * layers;
+  return flops + ((flops - head) / 3 - last_products) * (layers - 1) / layers;
+}
+
+std::vector<int> first_ranks(const Site& site) {
+  std::vector<int> first{0};
+  for (int node = 0; node < site.nodes; ++node)
+    first.push_back(first.back() + site.ranks / site.nodes + (node < site.ranks % site.nodes));
+  return first;
+}
+
+// Of the rank with most to do.
+int64_t passes_of(const RunConfig& config, int64_t micro, int ranks) {
+  const int64_t all = (config.train.global_batch + micro - 1) / micro;
+  return (all + ranks - 1) / ranks;
+}
+
+// Blocks of the host's memory end within a huge page, all of which is theirs.
+uint64_t rest_of_huge_page(uint64_t block) {
+  constexpr uint64_t page = uint64_t{2} << 20;
+  return block == 0 ? 0 : (page - block % page) % page;
+}
+
+std::string seconds(double s) { return s < 1 ? fixed(s * 1e3, 1) + " ms" : fixed(s, 2) + " s"; }
+
+std::string flops_text(double flops) {
+  if (flops < 1e9) return fixed(flops / 1e6, 1) + " MFLOP";
+  return flops < 1e12 ? fixed(flops / 1e9, 2) + " GFLOP" : fixed(flops / 1e12, 2) + " TFLOP";
+}
+
+std::string item_line(const std::string& what, uint64_t bytes) {
+  std::string line = "  " + what;
+  line.resize(std::max<size_t>(line.size(), 34), ' ');
+  const std::string number = mebibytes(bytes);
+  return line + std::string(number.size() < 14 ? 14 - number.size() : 1, ' ') + number;
+}
+
+// How long a step takes whose arithmetic runs at the ceiling.
+struct Time {
+  double arithmetic = 0, network = 0, shared = 0;
+  // Gradients travel while the backward pass goes on, which is two thirds of the arithmetic.
+  double shown() const { return std::max(0.0, network + shared - arithmetic * 2 / 3); }
+  double all() const { return arithmetic + shown(); }
+};
+
+}  // namespace
+
+uint64_t MemoryNeed::total() const {
+  return std::accumulate(items.begin(), items.end(), uint64_t{0},
+                         [](uint64_t sum, const Item& i) { return sum + i.bytes; });
+}
+
+Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int threads,
+                               uint64_t program) {
+  auto e = make_planned_engine(config, ranks, threads);
+  if (!e) return forward(e);
+  const ShardOptions options = shard_options(config);
+  const ShardSetup setup{options, e->model->params(), e->layout, e->ops->dtype()};
+  const MemoryPlan shard = memory_of(setup, rank, ranks);
+  // Every form saves the weights and the optimizer's state of a rank's own tiles, in f32.
+  ShardOptions own_only = options;
+  own_only.policy = ShardPolicy::optimizer;
+  const uint64_t own = memory_of({own_only, setup.specs, setup.layout}, rank, ranks).optimizer / 2;
+
+  MemoryNeed need;
+  need.on_host = e->device->host_readable();
+  const auto add = [&](const std::string& what, uint64_t bytes) {
+    if (bytes > 0) need.items.push_back({what, bytes});
+  };
+  add("program and libraries", program);
+  add("weights", shard.weights);
+  add("master weights", shard.masters);
+  add("gradients", shard.gradients);
+  add("optimizer state", shard.optimizer);
+  add("buffers of the sharding", shard.buffers);
+  for (const Arena::Item& item : e->arena.items()) add(item.what, item.bytes);
+  add("copy for checkpoints", 3 * own);
+
+  if (!need.on_host || !huge_pages()) return need;
+  const uint64_t kept =
+      shard.masters + shard.optimizer + (needs_equal_passes(options.policy) ? shard.gradients : 0);
+  uint64_t rest =
+      rest_of_huge_page(kept) + rest_of_huge_page(e->arena.used()) + rest_of_huge_page(3 * own);
+  // What ranks share is in small pages.
+  if (ranks == 1)
+    for (const uint64_t block : {shard.weights, shard.gradients, shard.buffers})
+      rest += rest_of_huge_page(block);
+  add("rest of the last huge pages", rest);
+  return need;
+}
+
+Status check_memory(const RunConfig& config, const MemoryNeed& need, const Allowance& allowed) {
+  if (!need.on_host && config.memory == 0) return {};
+  uint64_t wanted = need.total();
+  if (config.memory == 0 && !need.items.empty()) wanted -= need.items.front().bytes;
+  if (wanted <= allowed.bytes) return {};
+  return fail("a rank needs " + mebibytes(wanted) + ", and " + mebibytes(wanted - allowed.bytes) +
+                  " of that are missing: it may use " + mebibytes(allowed.bytes) + " (" +
+                  allowed.limit +
+                  "); smaller: train.micro-batch, train.recompute=block, "
+                  "parallel.shard, more ranks",
+              exit_code::usage);
+}
+
+Result<Allowance> allowance(const RunConfig& config, int ranks_of_node) {
+  if (config.memory > 0)
+    return Allowance{static_cast<uint64_t>(config.memory * gibibyte),
+                     "memory of the configuration"};
+  return allowed_memory(ranks_of_node);
+}
+
+Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
+  if (site.nodes > site.ranks)
+    return fail("--nodes=" + std::to_string(site.nodes) + ", but --ranks=" +
+                    std::to_string(site.ranks) + ": each node has a rank at least",
+                exit_code::usage);
+  if (auto s = check_batches(config, site.ranks); !s) return forward(s);
+  const uint64_t program = resident_share();
+  const Places places{first_ranks(site), config.deterministic == Deterministic::canonical
+                                             ? SumOrder::tree
+                                             : SumOrder::nodes};
+  const int of_node = places.first[1];  // ranks of the fullest node
+  auto allowed = allowance(config, of_node);
+  if (!allowed) return forward(allowed);
+  const int threads = planned_threads(config, of_node);
+  auto need = memory_need(config, 0, site.ranks, threads, program);
+  if (!need) return forward(need);
+  auto e = make_planned_engine(config, site.ranks, threads);
+  if (!e) return forward(e);
+  auto ceiling = measured_peak(*e->device, *e->stream, *e->ops, threads);
+  if (!ceiling) return forward(ceiling);
+
+  const ShardOptions options = shard_options(config);
+  const ShardSetup setup{options, e->model->params(), e->layout, e->ops->dtype()};
+  const int64_t micro = micro_batch(config, site.ranks);
+  const int64_t passes = passes_of(config, micro, site.ranks);
+  Moved node;  // of the fullest node's ranks together
+  for (int r = 0; r < of_node; ++r) {
+    const Moved m = traffic_of(setup, r, places, passes);
+    node.sent += m.sent;
+    node.received += m.received;
+    node.shared += m.shared;
+  }
+  const double tokens =
+      static_cast<double>(config.train.global_batch) * static_cast<double>(config.model.context);
+  const double busiest = static_cast<double>(std::min(passes * micro, config.train.global_batch) *
+                                             config.model.context);
+  const double work = busiest * arithmetic_per_token(config, *e->model);
+  Time time;
+  time.arithmetic = work / ceiling->flops;
+  time.network = static_cast<double>(std::max(node.sent, node.received)) / (site.network * 1e9);
+  time.shared = static_cast<double>(node.shared) / shared_memory;
+
+  uint64_t parameters = 0;
+  for (const ParamSpec& p : e->model->params()) parameters += static_cast<uint64_t>(p.size());
+  const ModelConfig& m = config.model;
+  RunPlan plan;
+  auto& lines = plan.lines;
+  lines.push_back("world       " + plural(static_cast<uint64_t>(site.ranks), "rank") + " on " +
+                  plural(static_cast<uint64_t>(site.nodes), "node") + ", " +
+                  plural(static_cast<uint64_t>(threads), "thread") + " a rank");
+  lines.push_back("model       " + grouped(parameters) +
+                  " parameters: " + std::to_string(m.layers) + " layers, " +
+                  std::to_string(m.heads) + " heads, width " + std::to_string(m.width) +
+                  ", context " + std::to_string(m.context));
+  lines.push_back("batch       " +
+                  plural(static_cast<uint64_t>(config.train.global_batch), "sequence") +
+                  " a step, in micro-batches of " + std::to_string(micro) + ": at most " +
+                  std::to_string(passes) + " a rank");
+  lines.push_back("memory      of a rank, parallel.shard=" + std::string(name_of(options.policy)));
+  for (const MemoryNeed::Item& i : need->items) lines.push_back(item_line(i.what, i.bytes));
+  lines.push_back(item_line("all", need->total()));
+  if (need->on_host || config.memory > 0)
+    lines.push_back("allowed     " + mebibytes(allowed->bytes) + ": " + allowed->limit);
+  lines.push_back("arithmetic  " + flops_text(e->model->flops_per_token()) + " a token, " +
+                  flops_text(work) + " a step on the busiest rank");
+  lines.push_back("ceiling     " + ceiling->name);
+  if (site.ranks > 1)
+    lines.push_back("wire        a node sends " + mebibytes(node.sent) + " and receives " +
+                    mebibytes(node.received) + " a step; its ranks read " + mebibytes(node.shared) +
+                    " from each other");
+  lines.push_back("step        " + seconds(time.all()) + ", " +
+                  grouped(static_cast<uint64_t>(tokens / time.all())) +
+                  " tokens/s, if all of it ran as "
+                  "fast as products: " +
+                  seconds(time.arithmetic) + " of arithmetic" +
+                  (site.ranks > 1
+                       ? ", and " + seconds(time.network + time.shared) +
+                             " of communication, of which " + seconds(time.shown()) + " show"
+                       : ""));
+  if (site.ranks > 1)
+    lines.push_back(
+        "assumed     " +
+        (site.nodes > 1 ? fixed(site.network, 1) + " GB/s of a node's network, " : std::string()) +
+        fixed(shared_memory / 1e9, 0) +
+        " GB/s between ranks of a node; nothing but the backward pass hides it");
+  plan.fits = check_memory(config, *need, *allowed);
+  return plan;
+}
+
+}  // namespace trainlaunch
