@@ -76,15 +76,15 @@ Result<Allowance> allowed_memory(int ranks_of_node, const KernelFiles& files) {
   if (!available)
     return fail("cannot read MemAvailable from " + files.proc +
                 "/meminfo; say with memory=GiB how much a rank may use");
-  Allowance a{*available / ranks, "MemAvailable of " + mebibytes(*available) + sharers};
+  Allowance a{*available / ranks, "MemAvailable of " + binary_size(*available) + sharers};
   if (const auto left = left_in_groups(files); left && *left / ranks < a.bytes)
-    a = {*left / ranks, "the control group's remaining " + mebibytes(*left) + sharers};
+    a = {*left / ranks, "the control group's remaining " + binary_size(*left) + sharers};
   rlimit space{};
   const auto used = field(files.proc + "/self/status", "VmSize:");
   if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY && used) {
     const uint64_t left = space.rlim_cur - std::min<uint64_t>(*used, space.rlim_cur);
     if (left < a.bytes)
-      a = {left, "the remaining " + mebibytes(left) + " of the address space (ulimit -v)"};
+      a = {left, "the remaining " + binary_size(left) + " of the address space (ulimit -v)"};
   }
   return a;
 }

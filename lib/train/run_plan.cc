@@ -55,7 +55,7 @@ std::string flops_text(double flops) {
 std::string item_line(const std::string& what, uint64_t bytes) {
   std::string line = "  " + what;
   line.resize(std::max<size_t>(line.size(), 34), ' ');
-  const std::string number = mebibytes(bytes);
+  const std::string number = binary_size(bytes);
   return line + std::string(number.size() < 14 ? 14 - number.size() : 1, ' ') + number;
 }
 
@@ -118,9 +118,9 @@ Status check_memory(const RunConfig& config, const MemoryNeed& need, const Allow
   uint64_t wanted = need.total();
   if (config.memory == 0 && !need.items.empty()) wanted -= need.items.front().bytes;
   if (wanted <= allowed.bytes) return {};
-  return fail("a rank needs " + mebibytes(wanted) + ", and " + mebibytes(wanted - allowed.bytes) +
-                  " of that are missing: it may use " + mebibytes(allowed.bytes) + " (" +
-                  allowed.limit +
+  return fail("a rank needs " + binary_size(wanted) + ", and " +
+                  binary_size(wanted - allowed.bytes) + " of that are missing: it may use " +
+                  binary_size(allowed.bytes) + " (" + allowed.limit +
                   "); smaller: train.micro-batch, train.recompute=block, "
                   "parallel.shard, more ranks",
               exit_code::usage);
@@ -195,14 +195,14 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
   for (const MemoryNeed::Item& i : need->items) lines.push_back(item_line(i.what, i.bytes));
   lines.push_back(item_line("all", need->total()));
   if (need->on_host || config.memory > 0)
-    lines.push_back("allowed     " + mebibytes(allowed->bytes) + ": " + allowed->limit);
+    lines.push_back("allowed     " + binary_size(allowed->bytes) + ": " + allowed->limit);
   lines.push_back("arithmetic  " + flops_text(e->model->flops_per_token()) + " a token, " +
                   flops_text(work) + " a step on the busiest rank");
   lines.push_back("ceiling     " + ceiling->name);
   if (site.ranks > 1)
-    lines.push_back("wire        a node sends " + mebibytes(node.sent) + " and receives " +
-                    mebibytes(node.received) + " a step; its ranks read " + mebibytes(node.shared) +
-                    " from each other");
+    lines.push_back("wire        a node sends " + binary_size(node.sent) + " and receives " +
+                    binary_size(node.received) + " a step; its ranks read " +
+                    binary_size(node.shared) + " from each other");
   lines.push_back("step        " + seconds(time.all()) + ", " +
                   grouped(static_cast<uint64_t>(tokens / time.all())) +
                   " tokens/s, if all of it ran as "

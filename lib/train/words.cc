@@ -27,6 +27,12 @@ std::string mebibytes(uint64_t bytes) {
   return format("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
+std::string binary_size(uint64_t bytes) {
+  constexpr uint64_t gibibyte = uint64_t{1} << 30;
+  if (bytes < 10 * gibibyte) return mebibytes(bytes);
+  return format("%.1f GiB", static_cast<double>(bytes) / static_cast<double>(gibibyte));
+}
+
 std::string duration(double seconds) {
   if (!std::isfinite(seconds) || seconds > 1e9) return "unknown";
   const auto s = static_cast<long long>(std::llround(std::max(0.0, seconds)));

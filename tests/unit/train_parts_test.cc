@@ -200,4 +200,6 @@ TEST_CASE("numbers for people") {
   CHECK(plural(1, "rank") == "1 rank");
   CHECK(plural(2, "rank") == "2 ranks");
   CHECK(mebibytes(1536 << 10) == "1.5 MiB");
+  CHECK(binary_size(uint64_t{9} << 30) == "9216.0 MiB");
+  CHECK(binary_size(uint64_t{21} << 29) == "10.5 GiB");
 }
