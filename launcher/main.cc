@@ -9,6 +9,7 @@
 #include "launcher/commands.h"
 #include "launcher/supervisor.h"
 #include "launcher/worker_process.h"
+#include "train/machine.h"
 
 namespace trainlaunch {
 namespace {
@@ -44,7 +45,7 @@ int run(Invocation call) {
     return all_written();
   }
   if (name == "--version") {
-    std::puts(PACKAGE_STRING);
+    std::printf("%s\n%s\n", PACKAGE_STRING, built_in().c_str());
     return all_written();
   }
   const std::map<std::string, Result<int> (*)(const Invocation&)> commands{

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "data/data.h"
+#include "train/machine.h"
 
 namespace trainlaunch {
 
@@ -15,14 +16,6 @@ constexpr int64_t most_rows = 4096;  // of one forward pass, when the size is ou
 
 bool is_canonical(const RunConfig& config) {
   return config.deterministic == Deterministic::canonical;
-}
-
-Result<std::unique_ptr<Device>> make_device(const std::string& name) {
-  if (name == "cuda")
-    return fail("device=cuda: this build has no CUDA operations; use device=cpu", exit_code::usage);
-  if (name != "cpu" && name != "auto")
-    return fail("device=" + name + " is not one of auto, cpu, cuda", exit_code::usage);
-  return make_host_device();
 }
 
 // The processors this process may run on, one character each.
@@ -105,17 +98,21 @@ Status make_model(Engine& e, const ModelConfig& config) {
   return {};
 }
 
-Status make_machine(Engine& e, const RunConfig& config, int threads) {
-  auto device = make_device(config.device);
-  if (!device) return forward(device);
-  e.device = std::move(*device);
+Status make_machine(Engine& e, const RunConfig& config, int threads, int local_rank = 0) {
+  MachineWish wish;
+  wish.device = config.device;
+  wish.type = config.precision.compute;
+  wish.local_rank = local_rank;
+  wish.threads = threads;
+  wish.bits = is_canonical(config) ? SameBits::any_threads : SameBits::same_threads;
+  auto machine = make_machine(wish);
+  if (!machine) return forward(machine);
+  e.device = std::move(machine->device);
+  e.ops = std::move(machine->ops);
   auto stream = e.device->stream();
   if (!stream) return forward(stream);
   e.stream = std::move(*stream);
   e.threads = threads;
-  e.ops =
-      make_cpu_ops(threads, is_canonical(config) ? SameBits::any_threads : SameBits::same_threads,
-                   config.precision.compute);
   return {};
 }
 
@@ -224,7 +221,7 @@ Result<Engine> make_training_engine(const RunConfig& config, int threads, Worker
     e.trace = std::make_unique<Trace>(
         world.rank, config.trace.empty() ? Trace::Keep::totals : Trace::Keep::spans);
   if (config.profile) e.profile = std::make_unique<Profile>(*e.trace);
-  if (auto s = make_machine(e, config, threads); !s) return forward(s);
+  if (auto s = make_machine(e, config, threads, world.local_rank); !s) return forward(s);
   if (auto s = find_peaks(e, config); !s) return forward(s);
   if (e.profile) e.ops = profiled(std::move(e.ops), *e.profile);
   if (auto s = make_model(e, config.model); !s) return forward(s);
@@ -233,7 +230,7 @@ Result<Engine> make_training_engine(const RunConfig& config, int threads, Worker
   options.timeout = timeout;
   options.trace = e.trace.get();
   if (is_canonical(config)) options.order = SumOrder::tree;
-  auto comm = make_comm(control, control.local_sockets(), options);
+  auto comm = make_comm_on(*e.device, *e.ops, control, control.local_sockets(), options);
   if (!comm) return forward(comm);
   e.comm = std::move(*comm);
   if (e.profile) e.comm = profiled(std::move(e.comm), *e.profile);
@@ -265,7 +262,7 @@ Result<Engine> make_frozen_engine(const RunConfig& config) {
   const int threads = config.train.threads > 0 ? config.train.threads : useful_threads(e.layout);
   if (auto s = make_machine(e, config, threads); !s) return forward(s);
   const std::unique_ptr<Control> alone = make_single_control();
-  auto comm = make_comm(*alone, {}, {});
+  auto comm = make_comm_on(*e.device, *e.ops, *alone, {}, {});
   if (!comm) return forward(comm);
   e.comm = std::move(*comm);
   if (auto s = make_arena(e, {{1, config.model.context}, Use::generation}); !s) return forward(s);

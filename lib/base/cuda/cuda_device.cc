@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -152,6 +153,7 @@ class CudaDevice final : public Device {
  public:
   CudaDevice(int index, const std::string& model)
       : index_(index), name_("cuda:" + std::to_string(index) + " (" + model + ")") {}
+  int index() const { return index_; }
 
   const char* name() const override { return name_.c_str(); }
   bool host_readable() const override { return false; }
@@ -182,6 +184,24 @@ class CudaDevice final : public Device {
 };
 
 }  // namespace
+
+int cuda_devices() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+// The kernel's boot and the place on its PCI bus. Partitions of one GPU share it, as NCCL sees
+// them.
+Result<std::string> cuda_identity(const Device& device) {
+  std::string id(32, '\0');
+  const int index = static_cast<const CudaDevice&>(device).index();
+  if (const auto e = cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), index))
+    return fail(text(std::string("cannot ask ") + device.name() + " where it is", e));
+  id.resize(id.find('\0'));
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return boot + " " + id;
+}
 
 void keep_error(Stream& stream, Error error) {
   static_cast<CudaStream&>(stream).keep(std::move(error));

@@ -16,6 +16,12 @@ namespace trainlaunch {
 // copy is right but the host waits for it.
 Result<std::unique_ptr<Device>> make_cuda_device(int index);
 
+// How many GPUs this process sees; 0 without a driver.
+int cuda_devices();
+
+// A name that two processes, in containers or not, have for the same GPU, and for no other.
+Result<std::string> cuda_identity(const Device& device);
+
 // Makes an error of what was to be enqueued on a Stream of such a device the Stream's own, if it
 // has none yet.
 void keep_error(Stream& stream, Error error);
