@@ -16,7 +16,7 @@ Result<std::unique_ptr<Comm>> make_device_comm(Control& control,
   std::sort(identities->begin(), identities->end());
   const bool apart =
       std::adjacent_find(identities->begin(), identities->end()) == identities->end();
-  auto usable = control.vote("communicator: nccl", parts.nccl && parts.nccl_usable, deadline);
+  auto usable = control.vote("communicator: nccl", static_cast<bool>(parts.nccl), deadline);
   if (!usable) return forward(usable);
   if (apart && *usable) {
     const auto make = parts.nccl;

@@ -27,10 +27,9 @@ struct DeviceParts {
   DeviceMath math;
   // Equal on two ranks exactly if they have the same GPU.
   std::string identity;
-  // Makes the communicator of ranks that have a GPU each; null where that is not built.
+  // Makes the communicator of ranks that have a GPU each; null where it is not built, or its
+  // library is not here.
   std::function<Result<std::unique_ptr<Comm>>(Control&, const CommOptions&, DeviceParts)> nccl;
-  // Whether the library for it is here: a rank that lacks it must say so before the others begin.
-  Status nccl_usable = Status();
 };
 
 Result<std::unique_ptr<Comm>> make_device_comm(Control& control,

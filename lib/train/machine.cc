@@ -20,7 +20,7 @@ Result<Machine> make_host_machine(const MachineWish& wish) {
     return fail(std::string("processors compute in f32 and bf16, not in ") + name_of(wish.type));
   Machine m;
   m.device = make_host_device();
-  m.ops = make_cpu_ops(wish.threads, wish.bits);
+  m.ops = make_cpu_ops(wish.threads, wish.bits, wish.type);
   return m;
 }
 
@@ -30,7 +30,7 @@ Result<Machine> make_cuda_machine(const MachineWish& wish) {
   // A rank that sees one GPU was given it; one that sees several has the one of its own number.
   const int index = cuda_devices() == 1 ? 0 : wish.local_rank;
   auto device = make_cuda_device(index);
-  if (!device) return forward(device);
+  if (!device) return fail("device=cuda: " + device.error().what, exit_code::usage);
   auto ops = make_cuda_ops(index, wish.type);
   if (!ops) return forward(ops);
   return Machine{std::move(*device), std::move(*ops)};
@@ -51,16 +51,15 @@ Result<std::unique_ptr<Comm>> make_cuda_comm(Device& device, Ops& ops, Control& 
                                              const CommOptions& options) {
   auto identity = cuda_identity(device);
   if (!identity) return forward(identity);
-  DeviceParts parts{device, math_by(ops), std::move(*identity), {}, {}};
+  DeviceParts parts{device, math_by(ops), std::move(*identity), {}};
 #ifdef HAVE_NCCL
   // A world of one needs none.
   if (control.world().size > 1) {
-    auto nccl = NcclLibrary::open();
-    if (!nccl) parts.nccl_usable = forward(nccl);
-    parts.nccl = [library = nccl ? *nccl : NcclLibrary()](Control& c, const CommOptions& o,
-                                                          DeviceParts p) {
-      return make_nccl_comm(library, c, o, std::move(p));
-    };
+    if (auto nccl = open_nccl()) {
+      parts.nccl = [library = *nccl](Control& c, const CommOptions& o, DeviceParts p) {
+        return make_nccl_comm(*library, c, o, std::move(p));
+      };
+    }
   }
 #endif
   return make_device_comm(control, local_sockets, options, std::move(parts));

@@ -308,7 +308,7 @@ node_idle() { [ "$(lab_value "$1.state")" = idle ]; }
     [[ $output == "usage: train-launch"* ]]
   done
   run "$launch" --version
-  [[ $output =~ ^train-launch\ [0-9.]+$ ]]
+  [[ ${lines[0]} =~ ^train-launch\ [0-9.]+$ ]]
   run "$launch" no-such-command
   [ "$status" = 2 ]
   [ "$output" = "train-launch: no command 'no-such-command'; see train-launch --help" ]

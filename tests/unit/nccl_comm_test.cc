@@ -12,7 +12,7 @@ namespace {
 Result<std::unique_ptr<Comm>> make(WorkerControl& control, const CommOptions& options,
                                    Device& device) {
   return make_nccl_comm(fake_nccl::library(), control, options,
-                        {device, fake_math(), std::to_string(control.world().rank), {}, {}});
+                        {device, fake_math(), std::to_string(control.world().rank), {}});
 }
 
 // Nothing that NCCL forbids was done, and everything was given back.

@@ -342,7 +342,8 @@ TEST_CASE("a run that comes no further is not started for ever") {
   CHECK(train_as({2}, c) == "");
 }
 
-TEST_CASE("cuda is refused by a build without it") {
+TEST_CASE("cuda is refused by a build without it, and where there is no GPU") {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
   Temporary dir;
   RunConfig c = small(dir);
   c.device = "cuda";

@@ -9,7 +9,7 @@
 #include <optional>
 #include <thread>
 
-#include "comm/call.h"
+#include "comm/nccl/nccl_library.h"
 
 namespace trainlaunch {
 

@@ -8,10 +8,16 @@
 // wait() blocks the host until the device has done its part, as Comm promises.
 #pragma once
 
+#include <memory>
+
 #include "comm/device_comm.h"
-#include "comm/nccl/nccl_library.h"
 
 namespace trainlaunch {
+
+// NCCL's functions: comm/nccl/nccl_library.h, which needs NCCL's header.
+struct NcclLibrary;
+// An error where it is not installed, or older than the header that this was compiled with.
+Result<std::shared_ptr<const NcclLibrary>> open_nccl();
 
 // Collective. Rank 0 makes the id, which the control channel carries to the others.
 Result<std::unique_ptr<Comm>> make_nccl_comm(const NcclLibrary& nccl, Control& control,

@@ -1,6 +1,7 @@
 #include "comm/nccl/nccl_library.h"
 
 #include "base/cuda/library.h"
+#include "comm/nccl/nccl_comm.h"
 
 namespace trainlaunch {
 
@@ -21,7 +22,7 @@ Status check_nccl_version(int library, int header) {
               " that this was built with: install that or a newer one");
 }
 
-Result<NcclLibrary> NcclLibrary::open() {
+Result<std::shared_ptr<const NcclLibrary>> open_nccl() {
   auto library = Library::open("NCCL", {"libnccl.so.2", "libnccl.so"});
   if (!library) return forward(library);
   NcclLibrary nccl;
@@ -33,7 +34,7 @@ Result<NcclLibrary> NcclLibrary::open() {
   if (auto ok = library->find(#name, nccl.name); !ok) return forward(ok);
   TL_NCCL_FUNCTIONS(TL_FIND)
 #undef TL_FIND
-  return nccl;
+  return std::make_shared<const NcclLibrary>(nccl);
 }
 
 }  // namespace trainlaunch

@@ -20,9 +20,6 @@ struct NcclLibrary {
 #define TL_MEMBER(name) decltype(::name)* name = nullptr;
   TL_NCCL_FUNCTIONS(TL_MEMBER)
 #undef TL_MEMBER
-
-  // An error where it is not installed, or older than the header that this was compiled with.
-  static Result<NcclLibrary> open();
 };
 
 Status check_nccl_version(int library, int header);
