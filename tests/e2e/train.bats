@@ -188,7 +188,7 @@ overlaps() {
 }
 
 # Bytes that a node has sent.
-sent_by() { lab exec "$1" cat /proc/net/dev | awk -F'[: ]+' '/^ *eth/ { n += $11 } END { print n }'; }
+sent_by() { lab exec "$1" cat /proc/net/dev | awk -F'[: ]+' '/^ *eth/ { n += $11 } END { printf "%.0f\n", n }'; }
 
 # Bytes that node n1 sends in a step, of one rank on each of two nodes: the difference of two runs,
 # so that what a run begins and ends with does not count. per_step SHARD [OPTION...]
