@@ -1,6 +1,11 @@
 // How fast the CPU operations are on this machine: `make bench-ops`. Prints, asserts nothing.
 //
-//   ops_bench [threads [f32 | bf16]]
+//   ops_bench [threads [f32 | bf16 [roof]]]
+//
+// roof: of the character model, the time of a step's products alone, each by the fastest of what is
+// here; prints tokens per second.
+
+#include <omp.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -8,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "ops/cpu/cpu_ops.h"
 
@@ -36,8 +42,12 @@ struct Shape {
 // The parts of a GPT-2 step, each on tensors of its own.
 class Bench {
  public:
-  Bench(Ops& ops, const Shape& shape)
-      : ops_(ops), s_(shape), device_(make_host_device()), stream_(*device_->stream()) {
+  Bench(Ops& ops, int threads, const Shape& shape)
+      : ops_(ops),
+        threads_(threads),
+        s_(shape),
+        device_(make_host_device()),
+        stream_(*device_->stream()) {
     Arena measure = Arena::measuring();
     take(measure);
     arena_.emplace(*Arena::make(*device_, measure.used()));
@@ -79,6 +89,22 @@ class Bench {
                 rows() / t);
   }
 
+  // Seconds of the products of a step, each at its best.
+  double products() {
+    double layer = 0;
+    const int64_t C = s_.C;
+    for (const auto& [in, out] : {std::pair(C, 3 * C), {C, C}, {C, 4 * C}, {4 * C, C}}) {
+      layer += best_product({.m = rows(), .n = out, .k = in});
+      layer += best_product({.m = rows(), .n = in, .k = out, .transposed_b = true});
+      layer += best_product({.m = in, .n = out, .k = rows(), .transposed_a = true});
+    }
+    const double head = best_product({.m = rows(), .n = s_.V, .k = C, .transposed_b = true}) +
+                        best_product({.m = rows(), .n = C, .k = s_.V}) +
+                        best_product({.m = s_.V, .n = C, .k = rows(), .transposed_a = true});
+    return static_cast<double>(s_.layers) * layer + head;
+  }
+  double tokens_per_second_of_products() { return static_cast<double>(rows()) / products(); }
+
   void step() {
     embed();
     for (int64_t i = 0; i < s_.layers; ++i) layer();
@@ -116,6 +142,28 @@ class Bench {
     scalars_ = arena.take("", DType::f64, {update_scalars});
     const OpsLimits limits{s_.B, s_.T, C, s_.heads, s_.V};
     scratch_ = arena.take("", DType::u8, {static_cast<int64_t>(ops_.scratch_bytes(limits))});
+  }
+
+  // By our kernels and by oneDNN, to and from memory that is larger than any operand.
+  double best_product(Matmul::Shape shape) {
+    shape.type = ops_.dtype();
+    shape.result = shape.transposed_a ? DType::f32 : ops_.dtype();
+    const View c = shape.transposed_a ? dweight_ : wide2_;
+    const View a =
+        shape.transposed_a ? matrix(wide_, shape.k, shape.m) : matrix(wide_, shape.m, shape.k);
+    const View from = shape.transposed_a ? wide2_ : weight_;
+    const View b =
+        shape.transposed_b ? matrix(from, shape.n, shape.k) : matrix(from, shape.k, shape.n);
+    const double ours = best_time([&] {
+      ops_.gemm(*stream_, {.a = a,
+                           .b = b,
+                           .c = matrix(c, shape.m, shape.n),
+                           .transposed_a = shape.transposed_a,
+                           .transposed_b = shape.transposed_b});
+    });
+    Matmul library(threads_);
+    std::vector<std::byte> scratch(library.scratch_bytes(shape));
+    return std::min(ours, best_time([&] { library.run(shape, a.p, b.p, c.p, scratch); }));
   }
 
   View matrix(View memory, int64_t r, int64_t c) const { return View(memory.p, memory.t, {r, c}); }
@@ -205,6 +253,7 @@ class Bench {
   }
 
   Ops& ops_;
+  int threads_;
   Shape s_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
@@ -217,15 +266,22 @@ class Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int threads = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int asked = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int threads = asked > 0 ? asked : omp_get_max_threads();
   const DType dtype = argc > 2 && std::strcmp(argv[2], "bf16") == 0 ? DType::bf16 : DType::f32;
+  const Shape small{"small", 4, 64, 4, 4, 128, 256},
+      character{"character model", 8, 256, 6, 6, 384, 256},
+      gpt2{"GPT-2 124M", 4, 64, 12, 12, 768, 50257};
+  if (argc > 3) {
+    auto ops = make_cpu_ops(threads, SameBits::same_threads, dtype);
+    std::printf("%.0f\n", Bench(*ops, threads, character).tokens_per_second_of_products());
+    return 0;
+  }
   for (const Kernels& k : kernels()) {
     std::printf("\n== %s kernels, %s\n", k.name, name_of(dtype));
-    for (const Shape& shape :
-         {Shape{"small", 4, 64, 4, 4, 128, 256}, Shape{"character model", 8, 256, 6, 6, 384, 256},
-          Shape{"GPT-2 124M", 4, 64, 12, 12, 768, 50257}}) {
+    for (const Shape& shape : {small, character, gpt2}) {
       auto ops = make_cpu_ops(threads, k, dtype);
-      Bench(*ops, shape).print();
+      Bench(*ops, threads, shape).print();
     }
   }
   return 0;
