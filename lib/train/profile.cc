@@ -115,7 +115,7 @@ class ProfiledOps final : public Ops {
     const auto begin = Clock::now();
     act();
     (void)s.record().wait(Deadline::never());
-    profile_.operation(what, flops, Clock::now() - begin);
+    profile_.operation(what, flops, begin, Clock::now());
   }
 
   const std::unique_ptr<Ops> ops_;
@@ -185,11 +185,13 @@ void Profile::end_step() {
   ++steps_;
 }
 
-void Profile::operation(const std::string& name, double flops, Seconds time) {
+void Profile::operation(const std::string& name, double flops, Clock::time_point begin,
+                        Clock::time_point end) {
+  trace_.span("operations", name, begin, end);
   if (!in_step_) return;
   Entry& e = operations_[name];
   ++e.calls;
-  e.time += time;
+  e.time += end - begin;
   e.flops += flops;
 }
 

@@ -19,14 +19,16 @@ namespace trainlaunch {
 
 class Profile {
  public:
-  // `trace` has a track "comm", of what the communicator does in the background.
-  explicit Profile(const Trace& trace) : trace_(trace) {}
+  // `trace` has a track "comm", of what the communicator does in the background, and gets one
+  // "operations".
+  explicit Profile(Trace& trace) : trace_(trace) {}
 
   // Only what happens between the two counts.
   void begin_step();
   void end_step();
 
-  void operation(const std::string& name, double flops, Seconds time);
+  void operation(const std::string& name, double flops, Clock::time_point begin,
+                 Clock::time_point end);
   // This rank stood still: for a collective in the background, or for the other ranks.
   void waited(Seconds time);
   void met(Seconds time);
@@ -41,7 +43,7 @@ class Profile {
     double flops = 0;
   };
 
-  const Trace& trace_;
+  Trace& trace_;
   std::map<std::string, Entry> operations_;
   bool in_step_ = false;
   uint64_t steps_ = 0;

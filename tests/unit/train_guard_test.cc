@@ -170,6 +170,20 @@ TEST_CASE("after a spike a run goes back to a checkpoint and on with other data"
   }
 }
 
+TEST_CASE("a run goes back to what the nodes themselves have, if it is newer") {
+  Temporary dir;
+  RunConfig c = poisoned(dir, "run");
+  c.guard.spike = OnSpike::roll_back;
+  c.checkpoint.every = 25;
+  c.checkpoint.local_every = 5;
+  c.checkpoint.local_dir = dir / "local";
+  REQUIRE(train_as({1, 1}, c, dir / "out") == "");
+  const std::string out = read_file(dir / "out");
+  CHECK(out.find("back to " + c.checkpoint.local_dir) != std::string::npos);
+  CHECK(out.find("step-000000055, and on with sample 480: ") != std::string::npos);
+  CHECK(manifest(c, 80)["state"]["samples"].get<int>() == 480 + 25 * 8);
+}
+
 TEST_CASE("a run that goes wrong again and again ends") {
   Temporary dir;
   RunConfig c = small(dir);

@@ -35,7 +35,7 @@ TEST_CASE("mfu is the model's arithmetic against what all ranks could do") {
 TEST_CASE("a profile has every operation, its arithmetic, and what was waited for") {
   const auto device = make_host_device();
   const auto stream = std::move(*device->stream());
-  const Trace trace(0, Trace::Keep::totals);
+  Trace trace(0, Trace::Keep::totals);
   Profile profile(trace);
   const auto ops = profiled(make_reference_ops(), profile);
   std::vector<double> a(6, 1), b(12, 2), c(8, 0), qkv(4 * 3 * 2, 0.5), out(4 * 2), lse(4);
@@ -68,9 +68,13 @@ TEST_CASE("a run with a profile ends with the same bits, and says where its time
   Temporary dir;
   RunConfig c = small(dir, "plain"), p = small(dir, "profiled");
   p.profile = true;
+  p.trace = dir / "trace";
   REQUIRE(train_as({2}, c) == "");
   REQUIRE(train_as({2}, p, dir / "out") == "");
   CHECK(losses(p) == losses(c));
+  const std::string trace = read_file(dir / "trace.rank1");
+  CHECK(trace.find(R"("cat":"operations")") != std::string::npos);
+  CHECK(trace.find(R"("name":"attention, backward")") != std::string::npos);
   const std::string out = read_file(dir / "out");
   for (const char* part :
        {"profile     of rank 0, 12 steps in ", "ceiling     ",
