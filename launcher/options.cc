@@ -361,7 +361,7 @@ void add_run_options(OptionTable& t, RunConfig& c) {
                          {"full", ShardPolicy::full}},
                         "what each rank keeps of its own part only: the optimizer's state, also "
                         "gradients, also weights");
-  t.real_or_auto("parallel.bucket-mib", &c.parallel.bucket_mib, 0.001, 1 << 20,
+  t.real_or_auto("parallel.bucket-mib", &c.parallel.bucket_mib, 0.001, 100000,
                  "MiB of gradients reduced together; auto: measured at the start");
   t.group("[precision]");
   t.choice<DType>("precision.compute", &c.precision.compute,

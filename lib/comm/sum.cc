@@ -6,6 +6,15 @@
 
 #include "base/bf16.h"
 
+// A version for wider vectors, chosen when the program starts: rounding is bound by instructions,
+// where sums are bound by memory.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define WITH_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define WITH_WIDE_VECTORS
+#endif
+
 namespace trainlaunch {
 
 namespace {
@@ -89,14 +98,14 @@ void sum_as_tree(float* out, std::span<const Branch> in, int64_t n) {
   }
 }
 
-void round_to_bf16(float* x, int64_t n) {
+WITH_WIDE_VECTORS void round_to_bf16(float* x, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) x[i] = float_of(bf16_of(x[i]));
 }
 
 // Blocks go through the nearest cache, because numbers of two sizes share their memory: packed ones
 // from the front, which never overtake what is still to be read, and the other way round.
-void pack_bf16(float* x, int64_t n) {
+WITH_WIDE_VECTORS void pack_bf16(float* x, int64_t n) {
   alignas(64) std::array<uint16_t, bf16_block> packed;
   auto* out = reinterpret_cast<std::byte*>(x);
   for (int64_t at = 0; at < n; at += bf16_block) {
@@ -107,7 +116,7 @@ void pack_bf16(float* x, int64_t n) {
   }
 }
 
-void unpack_bf16(float* x, int64_t n) {
+WITH_WIDE_VECTORS void unpack_bf16(float* x, int64_t n) {
   alignas(64) std::array<uint16_t, bf16_block> packed;
   const auto* in = reinterpret_cast<const std::byte*>(x);
   for (int64_t at = (n - 1) / bf16_block * bf16_block; at >= 0 && n > 0; at -= bf16_block) {

@@ -82,6 +82,7 @@ TEST_CASE("canonical: the same bits on any number of ranks, nodes and threads, h
       RunConfig c = canonical(dir, "run" + std::to_string(n++));
       c.parallel.shard = shard;
       c.train.threads = per_node == Ranks{2} ? 2 : 1;
+      c.parallel.bucket_mib = n % 2 == 0 ? 0 : 0.05;  // measured, or another
       REQUIRE(train_as(per_node, c) == "");
       INFO("run ", n - 1);
       CHECK(same(c, alone, 8));
@@ -247,6 +248,24 @@ TEST_CASE("bf16 learns like f32, alike in every form, and resumes to the same bi
       REQUIRE(train_as({2, 1}, c) == "");
       CHECK((tensors(c, 12) == uninterrupted));
     }
+  }
+}
+
+TEST_CASE("canonical in bf16: the same bits on any number of ranks") {
+  Temporary dir;
+  const auto config = [&](const std::string& name) {
+    RunConfig c = canonical(dir, name);
+    c.precision.compute = DType::bf16;
+    c.precision.rounding = Rounding::stochastic;
+    return c;
+  };
+  const RunConfig alone = config("alone");
+  REQUIRE(train_as({1}, alone) == "");
+  for (const ShardPolicy shard : {ShardPolicy::none, ShardPolicy::optimizer}) {
+    RunConfig c = config(name_of(shard));
+    c.parallel.shard = shard;
+    REQUIRE(train_as({2, 2}, c) == "");
+    CHECK(same(c, alone, 8));
   }
 }
 

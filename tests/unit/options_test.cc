@@ -94,6 +94,17 @@ TEST_CASE("what is wrong in a file has its line, and says what to do") {
         "run.conf:1: 'nonsense' is neither key = value nor [section]");
 }
 
+TEST_CASE("a size of buckets, or auto") {
+  Command given, measured;
+  REQUIRE(given.read({}, "[parallel]\nbucket-mib = 2.5\nshard = full\n"));
+  CHECK(given.config.parallel.bucket_mib == 2.5);
+  CHECK(given.config.parallel.shard == ShardPolicy::full);
+  REQUIRE(measured.read({"--parallel.bucket-mib=auto"}, "[parallel]\nbucket-mib = 2.5\n"));
+  CHECK(measured.config.parallel.bucket_mib == 0);
+  CHECK(complaint({}, "[parallel]\nbucket-mib = 0\n") ==
+        "run.conf:2: parallel.bucket-mib must be auto or a number from 0.001 to 100000, not '0'");
+}
+
 TEST_CASE("a wrong line is an error although the command line overrides it") {
   CHECK(complaint({"--model.layers=2"}, "[model]\nlayers = many\n") ==
         "run.conf:2: model.layers must be a whole number from 1 to 1000, not 'many'");
