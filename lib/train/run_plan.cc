@@ -13,6 +13,8 @@ namespace trainlaunch {
 namespace {
 
 constexpr double gibibyte = 1 << 30;
+// Heap, stacks, and code that is not touched before a run begins: as measured, of any run.
+constexpr uint64_t everything_else = uint64_t{8} << 20;
 constexpr double shared_memory = 10e9;  // bytes a second between ranks of a node: assumed
 
 // With recomputation the forward pass of all layers but the last comes twice, without the product
@@ -99,6 +101,7 @@ Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int
   add("buffers of the sharding", shard.buffers);
   for (const Arena::Item& item : e->arena.items()) add(item.what, item.bytes);
   add("copy for checkpoints", 3 * own);
+  add("heap, stacks, more code", everything_else);
 
   if (!need.on_host || !huge_pages()) return need;
   const uint64_t kept =
