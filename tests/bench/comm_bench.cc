@@ -93,8 +93,11 @@ std::string measure(Control& control, const std::vector<int>& sockets, int round
       if (failed) failed = comm.barrier(end);
       const Cost before = Cost::now();
       const auto start = Clock::now();
-      if (failed) failed = comm.wait(comm.reduce_scatter(*v, owners, DType::f32, Event()), end);
-      if (failed) failed = comm.wait(comm.all_gather(*v, owners, Event()), end);
+      // As gradients that everyone needs are summed: one after the other, without waiting between.
+      const Ticket summed = comm.reduce_scatter(*v, owners, DType::f32, Event()),
+                   copied = comm.all_gather(*v, owners, Event());
+      if (failed) failed = comm.wait(copied, end);
+      if (failed) failed = comm.wait(summed, end);
       const double mine = seconds(start);
       if (i > 0) cost.add(before, Cost::now(), rounds);
       std::vector<double> all(static_cast<size_t>(w.size), 0.0);
