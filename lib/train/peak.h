@@ -19,7 +19,7 @@ struct Peak {
 // is known.
 std::optional<Peak> known_peak(double tflops, const Device& device, const Ops& ops);
 
-// The best of a few products of 1,024 x 1,024 matrices, in a tenth of a second. `ops` need not be
+// The best of a few products of large matrices, in a fifth of a second. `ops` need not be
 // ready for use otherwise: it gets scratch memory for the measurement alone, and must be given
 // other memory afterwards.
 Result<Peak> measured_peak(Device& device, Stream& stream, Ops& ops, int threads);

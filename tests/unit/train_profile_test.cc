@@ -79,7 +79,7 @@ TEST_CASE("a run with a profile ends with the same bits, and says where its time
   for (const char* part :
        {"profile     of rank 0, 12 steps in ", "ceiling     ",
         "GFLOP/s a rank, measured: f32 "
-        "products of 1024 x 1024 matrices, 1 thread",
+        "products of 512 x 512 matrices, 1 thread",
         "product 64 x 48 x 16 ",
         ", of a weight's "
         "gradient ",
