@@ -234,7 +234,7 @@ class Machine {
   size_t scheduler_size_ = 0;
 };
 
-inline Machine machine;
+inline thread_local Machine machine;  // streams that run in threads have one each
 
 inline void Machine::live() {
   Machine& m = machine;
@@ -279,19 +279,23 @@ inline unsigned char* shared_memory() {
   return reinterpret_cast<unsigned char*>((p + 15) & ~uintptr_t{15});
 }
 
+// In a stream's order where there is one, else at once.
+void in_order(void* stream, std::function<void()> work);
+
 template <class... Parameters, class... Arguments>
-void launch(void*, dim3 grid, unsigned threads, size_t shared, void (*kernel)(Parameters...),
+void launch(void* stream, dim3 grid, unsigned threads, size_t shared, void (*kernel)(Parameters...),
             Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
       threads == 0 || threads > 1024 || shared > (227 << 10))
     simt::wrong("a launch that no GPU accepts");
-  simt::machine.run(grid, threads, shared, [&] { kernel(static_cast<Parameters>(arguments)...); });
+  in_order(stream,
+           [=] { simt::machine.run(grid, threads, shared, [&] { kernel(arguments...); }); });
 }
-inline void copy_bytes(void*, void* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memmove(to, from, bytes);
+inline void copy_bytes(void* stream, void* to, const void* from, size_t bytes) {
+  if (bytes > 0) in_order(stream, [=] { std::memmove(to, from, bytes); });
 }
-inline void zero_bytes(void*, void* to, size_t bytes) {
-  if (bytes > 0) std::memset(to, 0, bytes);
+inline void zero_bytes(void* stream, void* to, size_t bytes) {
+  if (bytes > 0) in_order(stream, [=] { std::memset(to, 0, bytes); });
 }
 
 inline void copy_async(void* shared, const void* global) {

@@ -7,6 +7,8 @@
 #include "tests/gpu/ops_machine.h"
 #include "tests/gpu/simt_host.h"
 
+void trainlaunch::gpu::in_order(void*, std::function<void()> work) { work(); }
+
 namespace trainlaunch::testing {
 
 void for_each_machine(const OpsLimits& limits, const std::function<void(Machine&)>& f) {
