@@ -38,6 +38,9 @@ uses_toolkit() {
   [[ $output == *"CUDA ............. yes"* ]]
   grep -q "^CUDA_CFLAGS = .*-I$toolkit/include" Makefile
   grep -q "^CUDA_LIBS = .*-L$toolkit/lib " Makefile
+  # This nvcc answers questions, and compiles nothing.
+  [[ $output == *"CUDA operations .. no: nvcc compiles no C++20 here"* ]]
+  [[ $output == *"NCCL ............. no: CUDA operations are not built"* ]]
 }
 
 @test "the toolkit is where nvcc says, not beside a script or a link that leads to it" {
