@@ -38,9 +38,13 @@ class CudaOps final : public Ops {
     const size_t columns = column_bytes(rows, 4 * l.width);
     const size_t delta = sizeof(float) * static_cast<size_t>(rows * l.heads);
     const size_t sorting = sizeof(int32_t) * 2 * static_cast<size_t>(rows);
-    return workspace() + std::max({columns, delta, sorting, head_bytes(rows, l.vocab)});
+    return alignment + workspace() + std::max({columns, delta, sorting, head_bytes(rows, l.vocab)});
   }
-  void use_scratch(View scratch) override { scratch_ = scratch; }
+  void use_scratch(View scratch) override {
+    const auto begin = reinterpret_cast<uintptr_t>(scratch.p);
+    const auto skipped = static_cast<int64_t>(aligned(begin) - begin);
+    scratch_ = scratch.slice(skipped, std::max<int64_t>(scratch.size() - skipped, 0));
+  }
 
   void gemm(Stream& s, const Gemm& g) override {
     const Checked checked(*this, s);
