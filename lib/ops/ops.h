@@ -1,7 +1,7 @@
 // lib/ops: the tensor operations, behind one interface. This header is the folder's front door.
 //
 //   reference   every operation in f64, written to be read; what the others are tested against
-//   cpu         f32 or bf16 on the host, matrix products by oneDNN
+//   cpu         f32 or bf16 on the host; oneDNN where the processor has a unit for bf16 products
 //   cuda        the same interface on a stream of a GPU
 //
 // Operations are enqueued on a Stream and return at once; none reads device memory on the host.
