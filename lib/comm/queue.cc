@@ -95,7 +95,8 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Deadline limit) {
     calls_.pop_front();
   }
   if (error_ || done_ >= awaited_) changed_.notify_all();
-  if (error_ || !calls_.empty()) work_.notify_one();
+  // Up to the call that is awaited the waiting thread goes on itself, and need not be disturbed.
+  if (error_ || (!calls_.empty() && done_ >= awaited_)) work_.notify_one();
 }
 
 void Queue::poison(Error error) {
