@@ -88,6 +88,12 @@ struct Warp {
   std::array<Meeting, 2> meetings;  // the present one and the last, which some lanes still read
 };
 
+// What lives across a switch of fibers is not changed after it, which compilers cannot know.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wclobbered"
+#endif
+
 class Machine {
  public:
   dim3 grid, block, at;  // sizes, and the block that runs
@@ -248,6 +254,10 @@ inline void Machine::live() {
     m.yield();
   }
 }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 }  // namespace simt
 
