@@ -29,8 +29,8 @@ constexpr int64_t padded(int64_t n) { return (n + pad - 1) / pad * pad; }
 
 // A product's sums stay in registers for so many elements of k. The gradient of a weight has a
 // short side of rows that lie far apart, and adds to memory anyway: there it pays to keep what is
-// copied of them in the cache.
-constexpr int64_t product_slice = 4096, product_short_slice = 512;
+// copied of them in the cache, and, from slice to slice, the sums too.
+constexpr int64_t product_slice = 4096, product_short_slice = 256;
 constexpr int64_t panel_budget = int64_t{384} << 10;  // floats, in the second cache
 constexpr int64_t group_floats = product_row_unit * product_slice;
 constexpr int64_t panel_floats = panel_budget + product_column_unit * product_slice;
