@@ -19,6 +19,16 @@ class Arena {
  public:
   static Arena measuring() { return Arena(); }
   static Result<Arena> make(Device& device, size_t bytes);
+  // As large as what `take`, a function of an Arena&, asks for: called first to count, then to
+  // take.
+  template <class Take>
+  static Result<Arena> fitting(Device& device, const Take& take) {
+    Arena measured = measuring();
+    take(measured);
+    auto arena = make(device, measured.used());
+    if (arena) take(*arena);
+    return arena;
+  }
 
   // The next piece, 64-byte aligned. A measuring arena returns views with a null pointer and a
   // right shape. Taking more than was measured is an error in the caller and yields a null view.

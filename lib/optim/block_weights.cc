@@ -52,12 +52,9 @@ class BlockWeights final : public Weights {
       masters_ = arena.take("master weights", DType::f32, {n.masters});
       kept_ = n.copies > 0 ? arena.take("own weights", ops_.dtype(), {n.copies}) : masters_;
     };
-    Arena measured = Arena::measuring();
-    take(measured);
-    auto arena = Arena::make(device_, measured.used());
+    auto arena = Arena::fitting(device_, take);
     if (!arena) return forward(arena);
     arena_ = std::move(*arena);
-    take(arena_);
     return {};
   }
 

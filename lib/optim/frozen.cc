@@ -21,12 +21,9 @@ class FrozenShard final : public Shard {
       masters_ = arena.take("weights", DType::f32, {n});
       weights_ = ops_.dtype() == DType::f32 ? masters_ : arena.take("weights", ops_.dtype(), {n});
     };
-    Arena measured = Arena::measuring();
-    take(measured);
-    auto arena = Arena::make(device_, measured.used());
+    auto arena = Arena::fitting(device_, take);
     if (!arena) return forward(arena);
     arena_ = std::move(*arena);
-    take(arena_);
     auto stream = device_.stream();
     if (!stream) return forward(stream);
     for (const Layout::Entry& e : layout_.entries) {

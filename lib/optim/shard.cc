@@ -46,12 +46,9 @@ class TrainingShard final : public Shard {
     auto sums = comm_.alloc("gradient norms", DType::f64, layout_.tiles);
     if (!sums) return forward(sums);
     sums_ = *sums;
-    Arena measured = Arena::measuring();
-    take_state(measured);
-    auto arena = Arena::make(device_, measured.used());
+    auto arena = Arena::fitting(device_, [this](Arena& a) { take_state(a); });
     if (!arena) return forward(arena);
     arena_ = std::move(*arena);
-    take_state(arena_);
     return initialise_weights(parts.seed);
   }
 

@@ -74,12 +74,11 @@ View take_memory(Engine& e, Arena& arena, const ReserveFor& what) {
 }
 
 Status make_arena(Engine& e, const ReserveFor& what) {
-  Arena measured = Arena::measuring();
-  take_memory(e, measured, what);
-  auto arena = Arena::make(*e.device, measured.used());
+  View scratch;
+  auto arena = Arena::fitting(*e.device, [&](Arena& a) { scratch = take_memory(e, a, what); });
   if (!arena) return forward(arena);
   e.arena = std::move(*arena);
-  e.ops->use_scratch(take_memory(e, e.arena, what));
+  e.ops->use_scratch(scratch);
   return {};
 }
 

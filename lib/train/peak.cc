@@ -30,18 +30,16 @@ constexpr Known known[] = {
 // Seconds of the fastest of a few products.
 Result<double> time_products(Device& device, Stream& stream, Ops& ops, int64_t side) {
   const OpsLimits limits{1, side, side, side / 64, side};
-  View a, b, c;
+  View a, b, c, scratch;
   const auto take = [&](Arena& arena) {
     a = arena.take("a", ops.dtype(), {side, side});
     b = arena.take("b", ops.dtype(), {side, side});
     c = arena.take("c", ops.dtype(), {side, side});
-    return arena.take("scratch", DType::u8, {static_cast<int64_t>(ops.scratch_bytes(limits))});
+    scratch = arena.take("scratch", DType::u8, {static_cast<int64_t>(ops.scratch_bytes(limits))});
   };
-  Arena measured = Arena::measuring();
-  take(measured);
-  auto arena = Arena::make(device, measured.used());
+  auto arena = Arena::fitting(device, take);
   if (!arena) return forward(arena);
-  ops.use_scratch(take(*arena));
+  ops.use_scratch(scratch);
   ops.fill(stream, a, 0.7);
   ops.fill(stream, b, 1.3);
   Gemm g;

@@ -36,12 +36,9 @@ struct Training {
   static Result<std::unique_ptr<Training>> make(int threads, DType dtype) {
     auto t = std::make_unique<Training>();
     t->ops = make_cpu_ops(threads, SameBits::same_threads, dtype);
-    Arena measure = Arena::measuring();
-    t->take(measure);
-    auto arena = Arena::make(*t->device, measure.used());
+    auto arena = Arena::fitting(*t->device, [&](Arena& a) { t->take(a); });
     if (!arena) return forward(arena);
     t->arena = std::move(*arena);
-    t->take(t->arena);
     auto shard = make_shard({*t->device, *t->ops, *t->comm, t->model->params(), t->layout, 1}, {});
     if (!shard) return forward(shard);
     t->shard = std::move(*shard);

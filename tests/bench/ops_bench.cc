@@ -48,10 +48,7 @@ class Bench {
         s_(shape),
         device_(make_host_device()),
         stream_(*device_->stream()) {
-    Arena measure = Arena::measuring();
-    take(measure);
-    arena_.emplace(*Arena::make(*device_, measure.used()));
-    take(*arena_);
+    arena_.emplace(*Arena::fitting(*device_, [this](Arena& a) { take(a); }));
     ops_.use_scratch(scratch_);
     for (int64_t i = 0; i < rows(); ++i) {
       tokens_.as<int32_t>()[i] = targets_.as<int32_t>()[i] = static_cast<int32_t>(i % s_.V);
