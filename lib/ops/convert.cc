@@ -50,6 +50,15 @@ void fill_as(View v, T value, int64_t begin, int64_t end) {
 
 }  // namespace
 
+void round_by_chance(const float* from, Bf16* to, int64_t n, uint64_t seed, uint32_t step,
+                     uint64_t element) {
+  Philox words{};
+  for (int64_t i = 0; i < n; ++i, ++element) {
+    if (i == 0 || element % 8 == 0) words = rounding_words(seed, step, element);
+    to[i] = {rounded_bf16(from[i], rounding_bits(words, element))};
+  }
+}
+
 void convert(View from, View to, int64_t begin, int64_t end) {
   assert(from.size() == to.size());
   if (begin >= end) return;

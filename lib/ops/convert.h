@@ -17,10 +17,19 @@ inline uint16_t rounded_bf16(float x, uint16_t random) {
 }
 // What an element of the space of parameters is rounded with in a step: eight neighbours share one
 // call of Philox, two of them a word, the lower half first.
-inline uint16_t rounding_bits(uint64_t seed, uint32_t step, uint64_t element) {
-  const Philox p = philox(seed, RandomStream::rounding, element / 8, step);
-  return static_cast<uint16_t>(p[element % 8 / 2] >> (element % 2 * 16));
+inline Philox rounding_words(uint64_t seed, uint32_t step, uint64_t element) {
+  return philox(seed, RandomStream::rounding, element / 8, step);
 }
+inline uint16_t rounding_bits(const Philox& words, uint64_t element) {
+  return static_cast<uint16_t>(words[element % 8 / 2] >> (element % 2 * 16));
+}
+inline uint16_t rounding_bits(uint64_t seed, uint32_t step, uint64_t element) {
+  return rounding_bits(rounding_words(seed, step, element), element);
+}
+
+// The above for n neighbours in the space of parameters, of which the first is `element`.
+void round_by_chance(const float* from, Bf16* to, int64_t n, uint64_t seed, uint32_t step,
+                     uint64_t element);
 
 // to[i] = from[i] for i in [begin, end). The types are equal, or each one of f32, f64 and bf16;
 // from f64 to bf16 goes through f32.

@@ -138,12 +138,11 @@ Status round_copy(Device& device, Ops& ops, Stream& stream, const Rule& rule, ui
   }
   const int64_t n = from.size();
   std::vector<float> wide(static_cast<size_t>(n));
-  std::vector<uint16_t> rounded(static_cast<size_t>(n));
+  std::vector<Bf16> rounded(static_cast<size_t>(n));
   device.download(stream, View(wide.data(), DType::f32, {n}), from);
   if (auto s = stream.record().wait(Deadline::never()); !s) return s;
-  for (int64_t i = 0; i < n; ++i)
-    rounded[i] = rounded_bf16(wide[i], rounding_bits(rule.seed, static_cast<uint32_t>(update),
-                                                     static_cast<uint64_t>(element + i)));
+  round_by_chance(wide.data(), rounded.data(), n, rule.seed, static_cast<uint32_t>(update),
+                  static_cast<uint64_t>(element));
   device.upload(stream, to, View(rounded.data(), DType::bf16, {n}));
   return stream.record().wait(Deadline::never());
 }

@@ -297,11 +297,8 @@ class CpuOps final : public Ops {
     } else if (!rule.stochastic) {
       loops_.narrow(from, to, n);
     } else {
-      for (int64_t i = 0; i < n; ++i) {
-        const uint64_t element = slots.element + static_cast<uint64_t>(begin + i);
-        const uint16_t random = rounding_bits(rule.seed, static_cast<uint32_t>(step), element);
-        to[i] = {rounded_bf16(from[i], random)};
-      }
+      round_by_chance(from, to, n, rule.seed, static_cast<uint32_t>(step),
+                      slots.element + static_cast<uint64_t>(begin));
     }
   }
 
