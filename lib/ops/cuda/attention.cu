@@ -6,8 +6,7 @@
 //   d_query   queries stand, keys pass:   p and dp = dout v again, ds = p (dp - delta), dq += ds k
 //   d_key     keys stand, queries pass:   the same, dv += p dout, dk += ds q
 
-#include "ops/cuda/dispatch.h"
-#include "ops/cuda/kernels.h"
+#include "ops/cuda/head.h"
 
 namespace trainlaunch::gpu {
 
@@ -18,25 +17,6 @@ constexpr int group = 4;                                   // rows that a warp k
 constexpr int still = warps * group;                       // rows that a block keeps
 constexpr int passing = warp_size;                         // rows of a tile
 constexpr int most_columns = most_head_width / warp_size;  // of a row, for each lane
-
-struct Shape {
-  int context, first, width;
-  int64_t all;  // width of all heads
-  float scale;
-
-  TL_DEVICE int64_t stride() const { return 3 * all; }
-  TL_DEVICE int64_t offset() const {  // of the head's queries in qkv
-    return static_cast<int64_t>(blockIdx.z) * context * stride() +
-           static_cast<int64_t>(blockIdx.y) * width;
-  }
-  TL_DEVICE int64_t out_offset() const {  // in what has a row for each query
-    return static_cast<int64_t>(blockIdx.z) * (context - first) * all +
-           static_cast<int64_t>(blockIdx.y) * width;
-  }
-  TL_DEVICE int64_t row_offset() const {  // in lse and delta
-    return (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * (context - first);
-  }
-};
 
 // Rows in shared memory, one apart so that lanes reading a column of them do not collide.
 struct Tile {
@@ -104,7 +84,7 @@ TL_DEVICE void store_row(T* to, const float (&sums)[most_columns], float scale, 
 using Weights = float (*)[passing];  // of the warp's rows, in shared memory
 
 template <class T>
-__global__ void forward_kernel(Shape shape, const T* qkv, T* out, float* lse) {
+__global__ void forward_kernel(HeadPlace shape, const T* qkv, T* out, float* lse) {
   float* memory = reinterpret_cast<float*>(shared_memory());
   const int width = shape.width, lane = lane_index();
   const Tile queries = take(memory, still, width), keys = take(memory, passing, width),
@@ -150,7 +130,7 @@ __global__ void forward_kernel(Shape shape, const T* qkv, T* out, float* lse) {
 }
 
 template <class T>
-__global__ void d_query_kernel(Shape shape, const T* qkv, const T* dout, const float* lse,
+__global__ void d_query_kernel(HeadPlace shape, const T* qkv, const T* dout, const float* lse,
                                const float* delta, T* dqkv) {
   float* memory = reinterpret_cast<float*>(shared_memory());
   const int width = shape.width, lane = lane_index();
@@ -188,7 +168,7 @@ __global__ void d_query_kernel(Shape shape, const T* qkv, const T* dout, const f
 }
 
 template <class T>
-__global__ void d_key_kernel(Shape shape, const T* qkv, const T* dout, const float* lse,
+__global__ void d_key_kernel(HeadPlace shape, const T* qkv, const T* dout, const float* lse,
                              const float* delta, T* dqkv) {
   float* memory = reinterpret_cast<float*>(shared_memory());
   const int width = shape.width, lane = lane_index();
@@ -234,7 +214,7 @@ __global__ void d_key_kernel(Shape shape, const T* qkv, const T* dout, const flo
 
 // One warp to each query of a head.
 template <class T>
-__global__ void delta_kernel(Shape shape, const T* out, const T* dout, float* delta) {
+__global__ void delta_kernel(HeadPlace shape, const T* out, const T* dout, float* delta) {
   const int query = static_cast<int>(blockIdx.x) * warps + warp_index();
   if (query >= shape.context) return;
   const int64_t at = shape.out_offset() + query * shape.all;
@@ -245,13 +225,6 @@ __global__ void delta_kernel(Shape shape, const T* out, const T* dout, float* de
   if (lane_index() == 0) delta[shape.row_offset() + query] = sum;
 }
 
-Shape shape_of(const AttentionShape& s) {
-  return {static_cast<int>(s.context), static_cast<int>(s.first), static_cast<int>(s.width),
-          s.heads * s.width, 1.0f / sqrtf(static_cast<float>(s.width))};
-}
-dim3 grid_of(const AttentionShape& s, int rows) {
-  return dim3(blocks(divide_up(s.context - s.first, rows)), blocks(s.heads), blocks(s.sequences));
-}
 // Tiles that stand and tiles that pass, and the weights of `sides`.
 size_t shared_bytes(const AttentionShape& s, int standing, int going, int sides) {
   const int width = static_cast<int>(s.width);
@@ -267,14 +240,14 @@ void attention(void* stream, const AttentionForward& a) {
   with_type(a.qkv.t, [&](auto type) {
     using T = decltype(type);
     launch(stream, grid_of(a.shape, still), threads, shared_bytes(a.shape, 1, 2, 1),
-           forward_kernel<T>, shape_of(a.shape), pointer<T>(a.qkv), pointer<T>(a.out), a.lse);
+           forward_kernel<T>, place_of(a.shape), pointer<T>(a.qkv), pointer<T>(a.out), a.lse);
   });
 }
 
 void attention_delta(void* stream, const AttentionShape& shape, View out, View dout, float* delta) {
   with_type(out.t, [&](auto type) {
     using T = decltype(type);
-    launch(stream, grid_of(shape, warps), threads, 0, delta_kernel<T>, shape_of(shape),
+    launch(stream, grid_of(shape, warps), threads, 0, delta_kernel<T>, place_of(shape),
            pointer<T>(out), pointer<T>(dout), delta);
   });
 }
@@ -284,10 +257,10 @@ void attention_back(void* stream, const AttentionBackward& a) {
   with_type(a.qkv.t, [&](auto type) {
     using T = decltype(type);
     launch(stream, grid_of(a.shape, still), threads, shared_bytes(a.shape, 2, 2, 2),
-           d_key_kernel<T>, shape_of(a.shape), pointer<T>(a.qkv), pointer<T>(a.dout), a.lse,
+           d_key_kernel<T>, place_of(a.shape), pointer<T>(a.qkv), pointer<T>(a.dout), a.lse,
            a.delta, pointer<T>(a.dqkv));
     launch(stream, grid_of(a.shape, still), threads, shared_bytes(a.shape, 2, 2, 1),
-           d_query_kernel<T>, shape_of(a.shape), pointer<T>(a.qkv), pointer<T>(a.dout), a.lse,
+           d_query_kernel<T>, place_of(a.shape), pointer<T>(a.qkv), pointer<T>(a.dout), a.lse,
            a.delta, pointer<T>(a.dqkv));
   });
 }

@@ -13,8 +13,7 @@
 // or 128 with zeros. 16-byte chunks of a row change places (chunk ^ row % 8), because eight rows
 // that are read at once would otherwise lie in the same banks.
 
-#include "ops/cuda/dispatch.h"
-#include "ops/cuda/kernels.h"
+#include "ops/cuda/head.h"
 
 namespace trainlaunch::gpu {
 
@@ -157,25 +156,10 @@ TL_DEVICE void store_result(const float (&c)[HD / 8][4], bf16* to, int64_t strid
 }
 
 // What all three kernels are told.
-struct Head {
+struct Head : HeadPlace {
   const bf16* qkv;
-  int context, first, width;  // of a head
-  int64_t all;                // width of all heads
   bool packed;
-  float scale;
 
-  TL_DEVICE int64_t stride() const { return 3 * all; }
-  TL_DEVICE int64_t offset() const {  // of the head's queries in qkv
-    return static_cast<int64_t>(blockIdx.z) * context * stride() +
-           static_cast<int64_t>(blockIdx.y) * width;
-  }
-  TL_DEVICE int64_t out_offset() const {  // in what has a row for each query
-    return static_cast<int64_t>(blockIdx.z) * (context - first) * all +
-           static_cast<int64_t>(blockIdx.y) * width;
-  }
-  TL_DEVICE int64_t row_offset() const {  // in lse and delta
-    return (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * (context - first);
-  }
   // Queries (part 0), keys (1) or values (2) from row `row` on.
   TL_DEVICE Rows rows(int part, int row) const {
     return {qkv + offset() + part * all + row * stride(), stride(), context - row, width, packed};
@@ -431,31 +415,22 @@ constexpr size_t d_key_bytes() {
 }
 
 Head head_of(const AttentionShape& s, View qkv, View out) {
-  const int64_t all = s.heads * s.width;
-  return {pointer<bf16>(qkv),
-          static_cast<int>(s.context),
-          static_cast<int>(s.first),
-          static_cast<int>(s.width),
-          all,
-          sixteen(s.width * static_cast<int64_t>(sizeof(bf16)), {qkv.p, out.p}),
-          1.0f / sqrtf(static_cast<float>(s.width))};
-}
-dim3 grid_of(const AttentionShape& s) {
-  return dim3(blocks(divide_up(s.context - s.first, still)), blocks(s.heads), blocks(s.sequences));
+  return {place_of(s), pointer<bf16>(qkv),
+          sixteen(s.width * static_cast<int64_t>(sizeof(bf16)), {qkv.p, out.p})};
 }
 
 template <int HD>
 void forward(void* stream, const AttentionForward& a) {
-  launch(stream, grid_of(a.shape), threads, forward_bytes<HD>(), forward_kernel<HD>,
+  launch(stream, grid_of(a.shape, still), threads, forward_bytes<HD>(), forward_kernel<HD>,
          head_of(a.shape, a.qkv, a.out), pointer<bf16>(a.out), a.lse);
 }
 template <int HD>
 void backward(void* stream, const AttentionBackward& a) {
   const Head head = head_of(a.shape, a.qkv, a.dout);
   const QueryNumbers numbers{a.lse, a.delta};
-  launch(stream, grid_of(a.shape), threads, d_key_bytes<HD>(), d_key_kernel<HD>, head,
+  launch(stream, grid_of(a.shape, still), threads, d_key_bytes<HD>(), d_key_kernel<HD>, head,
          pointer<const bf16>(a.dout), numbers, pointer<bf16>(a.dqkv));
-  launch(stream, grid_of(a.shape), threads, d_query_bytes<HD>(), d_query_kernel<HD>, head,
+  launch(stream, grid_of(a.shape, still), threads, d_query_bytes<HD>(), d_query_kernel<HD>, head,
          pointer<const bf16>(a.dout), numbers, pointer<bf16>(a.dqkv));
 }
 
