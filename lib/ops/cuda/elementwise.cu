@@ -1,7 +1,6 @@
 // What is computed for each element by itself.
 
-#include <bit>
-
+#include "base/bf16.h"
 #include "base/philox.h"
 #include "ops/cuda/dispatch.h"
 #include "ops/cuda/gelu.h"
@@ -233,11 +232,8 @@ void fill(void* stream, View v, double value) {
       return fill_as(stream, v, static_cast<float>(value));
     case DType::f64:
       return fill_as(stream, v, value);
-    case DType::bf16: {  // the rounding of the host is the device's
-      const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
-      return fill_as(stream, v,
-                     bf16{static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)});
-    }
+    case DType::bf16:
+      return fill_as(stream, v, bf16{bf16_of(static_cast<float>(value))});
     case DType::i32:
       return fill_as(stream, v, static_cast<int32_t>(value));
     case DType::u8:
