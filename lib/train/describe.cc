@@ -29,19 +29,22 @@ std::string memory_line(const Engine& e) {
 
 }  // namespace
 
+std::string model_line(const ModelConfig& c, const Model& model) {
+  uint64_t parameters = 0;
+  for (const ParamSpec& p : model.params()) parameters += static_cast<uint64_t>(p.size());
+  return "model       " + grouped(parameters) + " parameters: " + std::to_string(c.layers) +
+         " layers, " + std::to_string(c.heads) + " heads, width " + std::to_string(c.width) +
+         ", context " + std::to_string(c.context);
+}
+
 std::vector<std::string> describe(const Start& s) {
-  const ModelConfig& m = s.config.model;
   const Engine& e = s.engine;
   const bool canonical = s.config.deterministic == Deterministic::canonical;
-  uint64_t parameters = 0;
-  for (const ParamSpec& p : e.model->params()) parameters += static_cast<uint64_t>(p.size());
   return {"world       " + plural(static_cast<uint64_t>(s.world.size), "rank") + " on " +
               plural(s.world.nodes.size(), "node") + ", " + e.comm->name() + " communication; " +
               e.ops->name() + " operations, " + plural(static_cast<uint64_t>(e.threads), "thread") +
               " a rank",
-          "model       " + grouped(parameters) + " parameters: " + std::to_string(m.layers) +
-              " layers, " + std::to_string(m.heads) + " heads, width " + std::to_string(m.width) +
-              ", context " + std::to_string(m.context),
+          model_line(s.config.model, *e.model),
           "data        " + s.config.data.path + ": " + grouped(s.text.bytes()) + " bytes, " +
               grouped(s.text.training_samples()) + " samples to train on, " +
               grouped(s.text.validation_samples()) + " to validate with",

@@ -21,4 +21,7 @@ struct Start {
 };
 std::vector<std::string> describe(const Start& start);
 
+// Its line about the model, which plans have too.
+std::string model_line(const ModelConfig& config, const Model& model);
+
 }  // namespace trainlaunch

@@ -5,6 +5,7 @@
 
 #include "data/data.h"
 #include "optim/plan.h"
+#include "train/describe.h"
 #include "train/engine.h"
 #include "train/words.h"
 
@@ -178,18 +179,12 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
   time.network = static_cast<double>(std::max(node.sent, node.received)) / (site.network * 1e9);
   time.shared = static_cast<double>(node.shared) / shared_memory;
 
-  uint64_t parameters = 0;
-  for (const ParamSpec& p : e->model->params()) parameters += static_cast<uint64_t>(p.size());
-  const ModelConfig& m = config.model;
   RunPlan plan;
   auto& lines = plan.lines;
   lines.push_back("world       " + plural(static_cast<uint64_t>(site.ranks), "rank") + " on " +
                   plural(static_cast<uint64_t>(site.nodes), "node") + ", " +
                   plural(static_cast<uint64_t>(threads), "thread") + " a rank");
-  lines.push_back("model       " + grouped(parameters) +
-                  " parameters: " + std::to_string(m.layers) + " layers, " +
-                  std::to_string(m.heads) + " heads, width " + std::to_string(m.width) +
-                  ", context " + std::to_string(m.context));
+  lines.push_back(model_line(config.model, *e->model));
   lines.push_back("batch       " +
                   plural(static_cast<uint64_t>(config.train.global_batch), "sequence") +
                   " a step, in micro-batches of " + std::to_string(micro) + ": at most " +
