@@ -13,6 +13,8 @@ const char* name_of(Kind kind) {
   switch (kind) {
     case Kind::reduce_scatter:
       return "reduce_scatter";
+    case Kind::all_reduce:
+      return "all_reduce";
     case Kind::all_gather:
       return "all_gather";
     case Kind::all_sum:

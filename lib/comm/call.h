@@ -11,15 +11,15 @@
 
 namespace trainlaunch {
 
-enum class Kind : uint8_t { reduce_scatter, all_gather, all_sum, broadcast, barrier };
+enum class Kind : uint8_t { reduce_scatter, all_reduce, all_gather, all_sum, broadcast, barrier };
 
 struct Call {
   Kind kind = Kind::barrier;
   Ticket ticket = 0;  // counts calls from 1; the same call has the same ticket on all ranks
-  View view;          // reduce_scatter, all_gather, broadcast
+  View view;          // all but all_sum and barrier
   uint64_t memory = 0, offset = 0;  // which allocation the view lies in, and where, in bytes
-  Owners owners;                    // reduce_scatter, all_gather
-  DType wire = DType::f32;          // reduce_scatter
+  Owners owners;                    // reduce_scatter, all_reduce, all_gather
+  DType wire = DType::f32;          // reduce_scatter, all_reduce
   std::vector<std::byte*> local;    // where the view is in the memory of each rank of this node
   std::span<double> values;         // all_sum
   int root = 0;                     // broadcast

@@ -37,7 +37,7 @@ using Ticket = uint64_t;
 
 struct Moved {
   uint64_t sent = 0, received = 0;  // payload bytes between nodes, since the start
-  uint64_t shared = 0;              // payload bytes read from other ranks of the node
+  uint64_t shared = 0;  // payload bytes read from, or written to, other ranks of the node
 };
 
 class Comm {
@@ -57,6 +57,9 @@ class Comm {
   // f32 only; `wire` is what travels between nodes: f32, or bf16, to which each node's part of the
   // sum is rounded then (not in the order of a tree). Within a node nothing is rounded.
   virtual Ticket reduce_scatter(View v, const Owners& owners, DType wire, Event after) = 0;
+  // all_reduce: every part becomes the sum over ranks, with the bits that a reduce_scatter and an
+  // all_gather give, in fewer passes over memory.
+  virtual Ticket all_reduce(View v, const Owners& owners, DType wire, Event after) = 0;
   // all_gather: every part becomes its owner's. Any type.
   virtual Ticket all_gather(View v, const Owners& owners, Event after) = 0;
   virtual Status wait(Ticket ticket, Deadline deadline) = 0;

@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t piece = 256 << 10;
 // How many pieces from each node are awaited at a time.
 constexpr int64_t ahead = 4;
+// Sums are handed out in blocks of this many elements, which the nearest cache has several of.
+constexpr int64_t block = 1024;
 // How long an orderly end waits for the others to have received everything.
 constexpr Seconds farewell{5};
 
@@ -24,6 +26,9 @@ constexpr Seconds farewell{5};
 uint64_t slot_of(const Call& call, int64_t index) {
   return call.signature + static_cast<uint64_t>(index);
 }
+
+// The index of a whole part, beside those of its pieces.
+constexpr int64_t whole = -1;
 
 int64_t pieces_of(int64_t count) { return (count + piece - 1) / piece; }
 
@@ -99,7 +104,15 @@ Call Hierarchy::collective(Kind kind, View v, const Owners& owners, Event after)
 }
 
 Ticket Hierarchy::reduce_scatter(View v, const Owners& owners, DType wire, Event after) {
-  Call call = collective(Kind::reduce_scatter, v, owners, std::move(after));
+  return issue_sum(Kind::reduce_scatter, v, owners, wire, std::move(after));
+}
+
+Ticket Hierarchy::all_reduce(View v, const Owners& owners, DType wire, Event after) {
+  return issue_sum(Kind::all_reduce, v, owners, wire, std::move(after));
+}
+
+Ticket Hierarchy::issue_sum(Kind kind, View v, const Owners& owners, DType wire, Event after) {
+  Call call = collective(kind, v, owners, std::move(after));
   call.wire = wire;
   if (call.refused.empty()) call.refused = why_not_sent(v.t, wire, options_.order);
   return issue(std::move(call));
@@ -174,8 +187,7 @@ Status Hierarchy::run(const Call& call) {
       return fail(describe(call) + ": gave up waiting for the device");
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  const bool trace =
-      options_.trace && (call.kind == Kind::reduce_scatter || call.kind == Kind::all_gather);
+  const bool trace = options_.trace && call.background;
   Traced span(trace ? options_.trace : nullptr, "comm", trace ? describe(call) : "");
   if (auto done = dispatch(call); !done) return fail(describe(call) + ": " + done.error().what);
   node_->leave();
@@ -186,6 +198,8 @@ Status Hierarchy::dispatch(const Call& call) {
   switch (call.kind) {
     case Kind::reduce_scatter:
       return run_reduce_scatter(call);
+    case Kind::all_reduce:
+      return run_all_reduce(call);
     case Kind::all_gather:
       return run_all_gather(call);
     case Kind::broadcast:
@@ -234,9 +248,7 @@ void Hierarchy::add_ranks(const Call& call, const Group& group, int64_t offset, 
 
 void Hierarchy::sum(float* out, const std::vector<Branch>& in, int64_t count) const {
   if (options_.order == SumOrder::tree) return sum_as_tree(out, in, count);
-  std::vector<const float*> parts;
-  for (const Branch& b : in) parts.push_back(b.p);
-  sum_in_order(out, parts, count);
+  sum_in_order(out, in, count);
 }
 
 // What this rank's group has there, into the own view.
@@ -330,6 +342,30 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
   return finish(going, call.deadline);
 }
 
+// What is read from all ranks is written to all of them at once, block by block from the nearest
+// cache: each number is read once and written once for each rank, of which there is no less.
+Status Hierarchy::run_all_reduce(const Call& call) {
+  if (mesh_) {
+    if (auto summed = run_reduce_scatter(call); !summed) return summed;
+    return run_all_gather(call);
+  }
+  if (auto met = node_->meet(call); !met) return met;
+  const int64_t begin = call.owners.offset(rank_), end = begin + call.owners.count(rank_);
+  std::vector<Branch> in;
+  add_ranks(call, mine_, begin, end - begin, in);
+  shared_ += static_cast<size_t>(end - begin) * sizeof(float) * (in.size() - 1);
+  for (int64_t at = begin; at < end; at += block) {
+    const int64_t n = std::min(block, end - at);
+    const float* const sums = call.view.as<float>() + at;
+    sum(call.view.as<float>() + at, in, n);
+    for (int r = 0; r < node_->count(); ++r) {
+      if (r != node_->me()) std::copy_n(sums, n, reinterpret_cast<float*>(call.local[r]) + at);
+    }
+    for (Branch& b : in) b.p += n;
+  }
+  return {};
+}
+
 Status Hierarchy::run_all_gather(const Call& call) {
   const size_t unit = bytes_of(call.view.t);
   std::byte* const own = call.local[node_->me()];
@@ -341,13 +377,13 @@ Status Hierarchy::run_all_gather(const Call& call) {
   if (mesh_) {
     for (int o = 0; o < size_; ++o) {
       if (is_here(o) || node_group(my_node_).envoy(o) != rank_ || size(o) == 0) continue;
-      auto r = receive(o, slot_of(call, 0), own + at(o), size(o), coming);
+      auto r = receive(o, slot_of(call, whole), own + at(o), size(o), coming);
       if (!r) return r;
     }
     for (int k = 0; k < nodes() && size(rank_) > 0; ++k) {
       if (k == my_node_) continue;
-      auto s =
-          send(node_group(k).envoy(rank_), slot_of(call, 0), own + at(rank_), size(rank_), going);
+      auto s = send(node_group(k).envoy(rank_), slot_of(call, whole), own + at(rank_), size(rank_),
+                    going);
       if (!s) return s;
     }
     if (auto done = finish(coming, call.deadline); !done) return done;

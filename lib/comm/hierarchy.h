@@ -7,6 +7,7 @@
 //                  nodes' partial sums. Order: ranks within a node, then nodes. In the order of a
 //                  tree, branches that lie within a node take the place of nodes, and are the nodes
 //                  where these have equally many ranks, a power of two.
+// all_reduce       on one node the owner writes its sums to all ranks; else the two others in turn.
 // all_gather       an owner sends its part to its envoy on every other node, where the others copy
 //                  it from.
 #pragma once
@@ -38,6 +39,7 @@ class Hierarchy final : public Comm, private Queue::Runner {
   int size() const override { return size_; }
   Result<View> alloc(std::string_view what, DType t, int64_t count) override;
   Ticket reduce_scatter(View v, const Owners& owners, DType wire, Event after) override;
+  Ticket all_reduce(View v, const Owners& owners, DType wire, Event after) override;
   Ticket all_gather(View v, const Owners& owners, Event after) override;
   Status wait(Ticket ticket, Deadline deadline) override;
   Status all_sum(std::span<double> values, Deadline deadline) override;
@@ -55,9 +57,11 @@ class Hierarchy final : public Comm, private Queue::Runner {
   void shut() noexcept override;
 
   Call collective(Kind kind, View v, const Owners& owners, Event after) const;
+  Ticket issue_sum(Kind kind, View v, const Owners& owners, DType wire, Event after);
   Ticket issue(Call call);
   Status dispatch(const Call& call);
   Status run_reduce_scatter(const Call& call);
+  Status run_all_reduce(const Call& call);
   Status run_all_gather(const Call& call);
   Status run_all_sum(const Call& call);
   Status run_broadcast(const Call& call);

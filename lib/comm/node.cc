@@ -122,7 +122,7 @@ Result<std::unique_ptr<Node>> Node::join(const World& world, const std::vector<i
     auto got = receive_note(node->sockets_[0].get(), note, deadline);
     if (!got) return forward(got);
     if (got->note.bytes != bytes || !got->fd) return fail("no memory from the node's first rank");
-    auto memory = Segment::attach(got->fd, bytes, Segment::Access::write);
+    auto memory = Segment::attach(got->fd, bytes);
     if (!memory) return forward(memory);
     node->common_memory_ = std::move(*memory);
     node->common_ = std::launder(reinterpret_cast<Common*>(node->common_memory_.data()));
@@ -197,7 +197,7 @@ Result<std::vector<std::byte*>> Node::alloc(std::string_view what, size_t bytes,
     if (!got) return failed(i, got.error().what);
     if (!got->fd) return failed(i, "it could not allocate its part");
     if (got->note.bytes != bytes) return failed(i, "it asked for another size");
-    auto theirs = Segment::attach(got->fd, bytes, Segment::Access::read);
+    auto theirs = Segment::attach(got->fd, bytes);
     if (!theirs) return failed(i, theirs.error().what);
     places[i] = theirs->data();
     segments_.push_back(std::move(*theirs));

@@ -2,7 +2,7 @@
 // the words by which they wait for each other.
 //
 // A collective consists of meetings (all ranks of the node have come this far) and ends by leaving:
-// a rank that has left reads the others' memory no more. Waiting spins briefly, if there is a
+// a rank that has left touches the others' memory no more. Waiting spins briefly, if there is a
 // processor to spare, and then sleeps on the word in the kernel.
 #pragma once
 
@@ -38,7 +38,8 @@ class Node {
   int count() const { return count_; }  // how many share memory here
   int me() const { return me_; }        // index of the own
 
-  // Memory of `bytes` on every rank of the node: where each one's is mapped here, the own writable.
+  // Memory of `bytes` on every rank of the node: where each one's is mapped here, all of it
+  // writable.
   Result<std::vector<std::byte*>> alloc(std::string_view what, size_t bytes, Deadline deadline);
   // Scratch memory that all may write, in two halves.
   std::byte* stage(int half) const;

@@ -59,14 +59,13 @@ Result<Segment> Segment::create(size_t bytes) {
   return s;
 }
 
-Result<Segment> Segment::attach(const Fd& fd, size_t bytes, Access access) {
+Result<Segment> Segment::attach(const Fd& fd, size_t bytes) {
   struct stat st;
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (fstat(fd.get(), &st) != 0 || seals < 0) return fail_errno("not shared memory");
   if (static_cast<uint64_t>(st.st_size) < bytes || !(seals & F_SEAL_SHRINK))
     return fail("shared memory of another rank is too small or could shrink");
-  const int prot = access == Access::write ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* p = mmap(nullptr, bytes, prot, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
   if (p == MAP_FAILED) return fail_errno("cannot map " + mib(bytes) + " of another rank");
   Segment s;
   s.data_ = static_cast<std::byte*>(p);

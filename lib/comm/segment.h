@@ -16,8 +16,7 @@ class Segment {
   // New memory, zeroed and touched, whose size nobody can change any more.
   static Result<Segment> create(size_t bytes);
   // Another process's memory, by the descriptor that it sent.
-  enum class Access { read, write };
-  static Result<Segment> attach(const Fd& fd, size_t bytes, Access access);
+  static Result<Segment> attach(const Fd& fd, size_t bytes);
 
   Segment() = default;
   Segment(Segment&& other) noexcept;

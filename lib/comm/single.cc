@@ -31,6 +31,7 @@ class SingleComm final : public Comm {
   }
 
   Ticket reduce_scatter(View, const Owners&, DType, Event after) override { return issue(after); }
+  Ticket all_reduce(View, const Owners&, DType, Event after) override { return issue(after); }
   Ticket all_gather(View, const Owners&, Event after) override { return issue(after); }
 
   Status wait(Ticket ticket, Deadline deadline) override {

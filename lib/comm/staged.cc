@@ -38,9 +38,10 @@ class StagedComm final : public Comm, private Queue::Runner {
   }
 
   Ticket reduce_scatter(View v, const Owners& owners, DType wire, Event after) override {
-    Call call = collective(Kind::reduce_scatter, v, owners, std::move(after));
-    call.wire = wire;
-    return queue_->push(std::move(call));
+    return sum(Kind::reduce_scatter, v, owners, wire, std::move(after));
+  }
+  Ticket all_reduce(View v, const Owners& owners, DType wire, Event after) override {
+    return sum(Kind::all_reduce, v, owners, wire, std::move(after));
   }
   Ticket all_gather(View v, const Owners& owners, Event after) override {
     return queue_->push(collective(Kind::all_gather, v, owners, std::move(after)));
@@ -74,6 +75,11 @@ class StagedComm final : public Comm, private Queue::Runner {
     View host;
   };
 
+  Ticket sum(Kind kind, View v, const Owners& owners, DType wire, Event after) {
+    Call call = collective(kind, v, owners, std::move(after));
+    call.wire = wire;
+    return queue_->push(std::move(call));
+  }
   Call collective(Kind kind, View v, const Owners& owners, Event after) const {
     Call call;
     call.kind = kind;
@@ -101,6 +107,7 @@ class StagedComm final : public Comm, private Queue::Runner {
   Status dispatch(const Call& call) {
     switch (call.kind) {
       case Kind::reduce_scatter:
+      case Kind::all_reduce:
       case Kind::all_gather:
         return run_collective(call);
       case Kind::all_sum:
@@ -114,7 +121,8 @@ class StagedComm final : public Comm, private Queue::Runner {
   }
 
   Status run_collective(const Call& call) {
-    const bool reduce = call.kind == Kind::reduce_scatter;
+    const bool whole_goes = call.kind != Kind::all_gather;
+    const bool whole_comes = call.kind != Kind::reduce_scatter;
     const View host(static_cast<std::byte*>(memories_[call.memory].host.p) + call.offset,
                     call.view.t, {call.view.size()});
     const int64_t mine = call.owners.offset(rank()), count = call.owners.count(rank());
@@ -122,21 +130,30 @@ class StagedComm final : public Comm, private Queue::Runner {
 
     // To the host goes what others need, back what they made of it.
     const auto own = [&](View v) { return v.slice(mine, count); };
-    if (reduce)
+    if (whole_goes)
       device_.download(*stream_, host, call.view);
     else if (count > 0)
       device_.download(*stream_, own(host), own(call.view));
     if (auto ok = arrive(stream_->record(), call.deadline); !ok) return ok;
 
-    const Ticket ticket = reduce ? inner_->reduce_scatter(host, call.owners, call.wire, Event())
-                                 : inner_->all_gather(host, call.owners, Event());
-    if (auto ok = inner_->wait(ticket, call.deadline); !ok) return ok;
+    if (auto ok = inner_->wait(issue(call, host), call.deadline); !ok) return ok;
 
-    if (!reduce)
+    if (whole_comes)
       device_.upload(*stream_, call.view, host);
     else if (count > 0)
       device_.upload(*stream_, own(call.view), own(host));
     return arrive(stream_->record(), call.deadline);
+  }
+
+  Ticket issue(const Call& call, View host) {
+    switch (call.kind) {
+      case Kind::reduce_scatter:
+        return inner_->reduce_scatter(host, call.owners, call.wire, Event());
+      case Kind::all_reduce:
+        return inner_->all_reduce(host, call.owners, call.wire, Event());
+      default:
+        return inner_->all_gather(host, call.owners, Event());
+    }
   }
 
   // An event, or the end of this communicator.

@@ -6,8 +6,7 @@
 
 #include "base/bf16.h"
 
-// A version for wider vectors, chosen when the program starts: rounding is bound by instructions,
-// where sums are bound by memory.
+// A version for wider vectors, chosen when the program starts.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__)
 #define WITH_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
@@ -23,9 +22,9 @@ constexpr int64_t bf16_block = 1024;
 
 // Without a second pass over memory for the numbers of ranks that are common on a node.
 template <int N>
-void sum_n(float* out, std::span<const float* const> in, int64_t n) {
+void sum_n(float* out, std::span<const Branch> in, int64_t n) {
   std::array<const float*, N> p;
-  std::copy_n(in.begin(), N, p.begin());
+  for (int k = 0; k < N; ++k) p[k] = in[k].p;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     float s = p[0][i];
@@ -35,14 +34,14 @@ void sum_n(float* out, std::span<const float* const> in, int64_t n) {
 }
 
 // Any number of inputs, in blocks whose partial sums stay in the nearest cache.
-void sum_many(float* out, std::span<const float* const> in, int64_t n) {
+void sum_many(float* out, std::span<const Branch> in, int64_t n) {
   constexpr int64_t block = 2048;
   alignas(64) std::array<float, block> partial;
   for (int64_t at = 0; at < n; at += block) {
     const int64_t m = std::min(block, n - at);
-    std::copy_n(in[0] + at, m, partial.data());
+    std::copy_n(in[0].p + at, m, partial.data());
     for (size_t k = 1; k < in.size(); ++k) {
-      const float* p = in[k] + at;
+      const float* p = in[k].p + at;
 #pragma omp simd
       for (int64_t i = 0; i < m; ++i) partial[i] += p[i];
     }
@@ -52,12 +51,12 @@ void sum_many(float* out, std::span<const float* const> in, int64_t n) {
 
 }  // namespace
 
-void sum_in_order(float* out, std::span<const float* const> in, int64_t n) {
+void sum_in_order(float* out, std::span<const Branch> in, int64_t n) {
   switch (in.size()) {
     case 0:
       return;
     case 1:
-      if (out != in[0]) std::copy_n(in[0], n, out);
+      if (out != in[0].p) std::copy_n(in[0].p, n, out);
       return;
     case 2:
       return sum_n<2>(out, in, n);

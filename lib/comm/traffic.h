@@ -20,6 +20,7 @@ struct Places {
 // Of one rank, for one call. For each owner elsewhere a node sends one partial sum, so that all
 // ranks together send (nodes - 1) times the bytes of the view; a gather sends as much.
 Moved moved_by_reduce_scatter(const Places& places, int rank, const Owners& owners, DType wire);
+Moved moved_by_all_reduce(const Places& places, int rank, const Owners& owners, DType wire);
 Moved moved_by_all_gather(const Places& places, int rank, const Owners& owners, DType type);
 
 }  // namespace trainlaunch

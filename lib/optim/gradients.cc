@@ -72,9 +72,7 @@ class WholeGradients final : public Gradients {
     return {};
   }
   Status collect(Stream&, size_t b) override {
-    const Deadline deadline = Deadline::in(plan_.options.timeout);
-    if (auto s = comm_.wait(reductions_[b].summed, deadline); !s) return s;
-    return reductions_[b].copied ? comm_.wait(*reductions_[b].copied, deadline) : Status();
+    return comm_.wait(reductions_[b], Deadline::in(plan_.options.timeout));
   }
   View own(size_t b) const override {
     const Bucket& bucket = plan_.buckets[b];
@@ -85,11 +83,6 @@ class WholeGradients final : public Gradients {
   View scratch() const override { return buffers_[0]; }
 
  private:
-  struct Reduction {
-    Ticket summed = 0;
-    std::optional<Ticket> copied;  // the sums, to all ranks
-  };
-
   // Gradients of micro-batches wait in buffers for the one that they are added to, as on a stack:
   // micro-batch i of this rank finds as many there as i has ones in binary, and, when it is done,
   // is joined with as many as i has ones at its end.
@@ -109,10 +102,10 @@ class WholeGradients final : public Gradients {
   void reduce(Stream& stream, size_t b) {
     const Bucket& bucket = plan_.buckets[b];
     const View part = buffers_[0].slice(bucket.offset, bucket.elements());
-    Reduction& r = reductions_[b];
-    r.summed = comm_.reduce_scatter(part, bucket.owners, plan_.options.wire, stream.record());
-    if (plan_.options.policy == ShardPolicy::none)
-      r.copied = comm_.all_gather(part, bucket.owners, Event());
+    const DType wire = plan_.options.wire;
+    reductions_[b] = plan_.options.policy == ShardPolicy::none
+                         ? comm_.all_reduce(part, bucket.owners, wire, stream.record())
+                         : comm_.reduce_scatter(part, bucket.owners, wire, stream.record());
   }
 
   Device& device_;
@@ -120,7 +113,7 @@ class WholeGradients final : public Gradients {
   Comm& comm_;
   const GradientsPlan plan_;
   Readiness readiness_;
-  std::vector<Reduction> reductions_;  // by bucket
+  std::vector<Ticket> reductions_;  // by bucket
   Arena arena_;
   std::vector<View> buffers_;  // f32 [layout.elements()]; the first is memory of comm_
   bool last_micro_ = false;

@@ -79,12 +79,15 @@ Moved traffic_of(const ShardSetup& s, int rank, const Places& places, int64_t pa
   Moved moved;
   Owners norm{std::vector<int64_t>(static_cast<size_t>(places.ranks()) + 1, 0)};
   for (const Bucket& b : buckets) {
-    add(moved, moved_by_reduce_scatter(places, rank, b.owners, s.options.wire), reductions);
-    // With `none` it is the sums that are gathered.
-    const DType type = policy == ShardPolicy::none ? DType::f32 : s.compute;
-    const uint64_t times =
-        policy == ShardPolicy::full ? of_block[s.specs[s.layout.entries[b.first].param].block] : 1;
-    add(moved, moved_by_all_gather(places, rank, b.owners, type), times);
+    if (policy == ShardPolicy::none) {
+      add(moved, moved_by_all_reduce(places, rank, b.owners, s.options.wire), reductions);
+    } else {
+      const uint64_t times = policy == ShardPolicy::full
+                                 ? of_block[s.specs[s.layout.entries[b.first].param].block]
+                                 : 1;
+      add(moved, moved_by_reduce_scatter(places, rank, b.owners, s.options.wire), reductions);
+      add(moved, moved_by_all_gather(places, rank, b.owners, s.compute), times);
+    }
     for (int r = 0; r < places.ranks(); ++r) norm.begin[r + 1] += b.owners.count(r) / Layout::tile;
   }
   for (int r = 0; r < places.ranks(); ++r) norm.begin[r + 1] += norm.begin[r];

@@ -136,6 +136,9 @@ class ProfiledComm final : public Comm {
   Ticket reduce_scatter(View v, const Owners& owners, DType wire, Event after) override {
     return comm_->reduce_scatter(v, owners, wire, std::move(after));
   }
+  Ticket all_reduce(View v, const Owners& owners, DType wire, Event after) override {
+    return comm_->all_reduce(v, owners, wire, std::move(after));
+  }
   Ticket all_gather(View v, const Owners& owners, Event after) override {
     return comm_->all_gather(v, owners, std::move(after));
   }

@@ -1,8 +1,8 @@
-// How fast ranks move numbers: an all-reduce (a reduce_scatter and an all_gather) of buffers that
-// are written anew before each round, beside memcpy on one rank and Open MPI's MPI_Allreduce in the
-// same run, as it comes and with the settings that suit it (memory in huge pages, kept by malloc).
-// For each size: the median time of the slowest rank, the bandwidth (bytes of the buffer / time),
-// and the ratios to the others; then what it cost a rank on average, processor time and sleeps.
+// How fast ranks move numbers: an all-reduce of buffers that are written anew before each round,
+// beside memcpy on one rank and Open MPI's MPI_Allreduce in the same run, as it comes and with the
+// settings that suit it (memory in huge pages, kept by malloc). For each size: the median time of
+// the slowest rank, the bandwidth (bytes of the buffer / time), and the ratios to the others; then
+// what it cost a rank on average, processor time and sleeps.
 //
 //   comm_bench [--rounds N] [--repeat N] [--mpi PROGRAM] [RANKS_ON_NODE_1 ...]     default: 2
 //
@@ -93,10 +93,7 @@ std::string measure(Control& control, const std::vector<int>& sockets, int round
       if (failed) failed = comm.barrier(end);
       const Cost before = Cost::now();
       const auto start = Clock::now();
-      // As gradients that everyone needs are summed: one after the other, without waiting between.
-      const Ticket summed = comm.reduce_scatter(*v, owners, DType::f32, Event()),
-                   copied = comm.all_gather(*v, owners, Event());
-      if (failed) failed = comm.wait(copied, end);
+      const Ticket summed = comm.all_reduce(*v, owners, DType::f32, Event());
       if (failed) failed = comm.wait(summed, end);
       const double mine = seconds(start);
       if (i > 0) cost.add(before, Cost::now(), rounds);

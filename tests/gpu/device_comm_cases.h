@@ -111,13 +111,7 @@ inline void check_sums_and_gathers(const MakeComm& make, int ranks, SumOrder ord
     for (const float x : on.get(*memory)) EXPECT(x == 0);
 
     const View v = memory->slice(n / 2, n);
-    for (const Owners& owners : ways_to_own(ranks, n)) {
-      // One after the other without a wait between them, as the replicated form does.
-      const Event filled = on.put(v, numbers_of(on.rank(), n));
-      const Ticket sum = on.comm->reduce_scatter(v, owners, wire, filled);
-      const Ticket copy = on.comm->all_gather(v, owners, Event());
-      EXPECT_OK(on.comm->wait(sum, soon()));
-      EXPECT_OK(on.comm->wait(copy, soon()));
+    const auto check = [&]() -> std::string {
       const std::vector<float> got = on.get(v);
       for (int64_t i = 0; i < n; ++i) {
         const float w = want(i);
@@ -125,6 +119,21 @@ inline void check_sums_and_gathers(const MakeComm& make, int ranks, SumOrder ord
           return "element " + std::to_string(i) + ": " + std::to_string(got[i]) + ", not " +
                  std::to_string(w);
       }
+      return "";
+    };
+    for (const Owners& owners : ways_to_own(ranks, n)) {
+      // One after the other without a wait between them.
+      Event filled = on.put(v, numbers_of(on.rank(), n));
+      const Ticket sum = on.comm->reduce_scatter(v, owners, wire, filled);
+      const Ticket copy = on.comm->all_gather(v, owners, Event());
+      EXPECT_OK(on.comm->wait(sum, soon()));
+      EXPECT_OK(on.comm->wait(copy, soon()));
+      if (auto wrong = check(); !wrong.empty()) return wrong;
+
+      // Both at once.
+      filled = on.put(v, numbers_of(on.rank(), n));
+      EXPECT_OK(on.comm->wait(on.comm->all_reduce(v, owners, wire, filled), soon()));
+      if (auto wrong = check(); !wrong.empty()) return wrong;
     }
     EXPECT_OK(on.comm->barrier(soon()));
     return "";

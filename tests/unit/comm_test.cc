@@ -129,10 +129,10 @@ TEST_CASE("sums are taken in order") {
   for (int inputs = 1; inputs <= 7; ++inputs) {
     for (int64_t n : {0, 1, 5, 2048, 5000}) {
       std::vector<std::vector<float>> data(inputs);
-      std::vector<const float*> in;
+      std::vector<Branch> in;
       for (int k = 0; k < inputs; ++k) {
         for (int64_t i = 0; i < n; ++i) data[k].push_back(number(1, k, i));
-        in.push_back(data[k].data());
+        in.push_back({data[k].data(), 1});
       }
       std::vector<float> want;
       for (int64_t i = 0; i < n; ++i) {
@@ -255,6 +255,39 @@ TEST_CASE("reduce_scatter and all_gather give the documented bits") {
   }
 }
 
+TEST_CASE("all_reduce gives every rank the documented bits, and touches nothing else") {
+  for (const Case& c : cases) {
+    CAPTURE(label(c));
+    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
+      const World& w = control.world();
+      auto made = make_comm(control, sockets, options());
+      EXPECT_OK(made);
+      Comm& comm = **made;
+      const auto nodes = groups(w, c.sockets);
+      constexpr int64_t margin = 7;
+      const float outside = static_cast<float>(-1 - w.rank);
+      for (const int64_t n : {1, 1023, 1025, 70'001, 600'000}) {
+        auto all = comm.alloc("buffer", DType::f32, n + 2 * margin);
+        EXPECT_OK(all);
+        const View v = all->slice(margin, n);
+        float* const x = v.as<float>();
+        for (uint64_t round = 0; round < 3; ++round) {
+          const Owners owners = cut(round + static_cast<uint64_t>(n), n, w.size);
+          std::fill_n(all->template as<float>(), n + 2 * margin, outside);
+          for (int64_t i = 0; i < n; ++i) x[i] = number(round, w.rank, i);
+          EXPECT_OK(comm.wait(comm.all_reduce(v, owners, DType::f32, Event()), soon()));
+          for (int64_t i = 0; i < n; ++i) EXPECT(x[i] == documented_sum(nodes, round, i));
+          for (int64_t i = 0; i < margin; ++i) {
+            EXPECT(x[-1 - i] == outside);
+            EXPECT(x[n + i] == outside);
+          }
+        }
+      }
+      return std::string();
+    }));
+  }
+}
+
 TEST_CASE("sums in the order of a tree, wherever the ranks are") {
   for (const Case& c : std::vector<Case>{{{4}, true, "shared"},
                                          {{1, 1}, true, "network"},
@@ -285,6 +318,10 @@ TEST_CASE("sums in the order of a tree, wherever the ranks are") {
         double bytes = static_cast<double>(comm.moved().sent - sent);
         EXPECT_OK(comm.all_sum({&bytes, 1}, soon()));
         if (c.per_node == std::vector<int>{2, 2}) EXPECT(bytes == static_cast<double>(n) * 4);
+
+        for (int64_t i = 0; i < n; ++i) x[i] = number(8, w.rank, i);
+        EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, DType::f32, Event()), soon()));
+        for (int64_t i = 0; i < n; ++i) EXPECT(x[i] == tree_sum(0, w.size, 8, i));
       }
       return std::string();
     }));
@@ -358,7 +395,7 @@ TEST_CASE("sums, broadcasts and barriers") {
 }
 
 // A buffer is written to again as soon as its ticket was waited for, while others may lag behind.
-TEST_CASE("nobody reads a buffer that was handed back") {
+TEST_CASE("nobody touches a buffer that was handed back") {
   const std::vector<Layout> layouts{{{2}}, {{4}, true, 2}, {{4}, true, 1}, {{2, 2}, true, 2}};
   for (const Layout& layout : layouts) {
     check_all_well(run_ranks(layout, [&](Control& control, const auto& sockets) {
@@ -396,6 +433,19 @@ TEST_CASE("nobody reads a buffer that was handed back") {
             for (int64_t i = even.begin[r]; i < even.begin[r + 1]; ++i)
               EXPECT(views[b].template as<float>()[i] == static_cast<float>(r));
         }
+        for (size_t b = 0; b < views.size(); ++b) {
+          std::fill_n(views[b].template as<float>(), n, static_cast<float>(round + w.rank));
+          tickets[b] = comm.all_reduce(views[b], even, DType::f32, Event());
+        }
+        for (size_t b = 0; b < views.size(); ++b) {
+          float* x = views[b].template as<float>();
+          EXPECT_OK(comm.wait(tickets[b], soon()));
+          const float want = static_cast<float>(w.size * round + w.size * (w.size - 1) / 2);
+          for (int64_t i = 0; i < n; ++i) EXPECT(x[i] == want);
+          std::fill_n(x, n, -2.0f);
+        }
+        for (View& v : views)
+          for (int64_t i = 0; i < n; ++i) EXPECT(v.template as<float>()[i] == -2.0f);
       }
       return std::string();
     }));
@@ -423,6 +473,11 @@ TEST_CASE("what moved is counted, and traced") {
     EXPECT(comm.moved().sent == 8000);
     EXPECT(comm.moved().received == 8000);
     EXPECT(comm.moved().shared == 16000);
+    // Both at once move as much as one after the other.
+    EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, DType::f32, Event()), soon()));
+    EXPECT(comm.moved().sent == 16000);
+    EXPECT(comm.moved().received == 16000);
+    EXPECT(comm.moved().shared == 32000);
 
     const std::string path = "/tmp/comm_test." + std::to_string(getpid()) + ".json";
     EXPECT_OK(trace.write(path));
@@ -431,6 +486,7 @@ TEST_CASE("what moved is counted, and traced") {
     unlink(path.c_str());
     EXPECT(has(text.str(), "reduce_scatter 1 (16.0 kB)"));
     EXPECT(has(text.str(), "all_gather 2 (16.0 kB)"));
+    EXPECT(has(text.str(), "all_reduce 3 (16.0 kB)"));
     return std::string();
   }));
 }
@@ -482,6 +538,9 @@ TEST_CASE("what moves is known beforehand") {
           before = comm.moved();
           EXPECT_OK(comm.wait(comm.all_gather(*v, owners, Event()), soon()));
           EXPECT(same(comm.moved(), before, moved_by_all_gather(places, w.rank, owners, v->t)));
+          before = comm.moved();
+          EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, wire, Event()), soon()));
+          EXPECT(same(comm.moved(), before, moved_by_all_reduce(places, w.rank, owners, wire)));
           double sent =
               static_cast<double>(moved_by_reduce_scatter(places, w.rank, owners, wire).sent);
           EXPECT_OK(comm.all_sum({&sent, 1}, soon()));
@@ -534,6 +593,18 @@ TEST_CASE("with bf16 on the wire each node's part is rounded once, and half as m
           }
         }
         EXPECT(sent[0] == 2 * sent[1]);
+        // Handed out, the sums have the same bits.
+        std::vector<float> sums(static_cast<size_t>(n));
+        for (int64_t i = 0; i < n; ++i) {
+          for (size_t k = 0; k < nodes.size(); ++k) {
+            const float part = documented_sum({nodes[k]}, 5, i);
+            sums[i] += nodes.size() > 1 ? float_of(bf16_of(part)) : part;
+          }
+          x[i] = number(5, w.rank, i);
+        }
+        const Owners owners = cut(static_cast<uint64_t>(n) + 1, n, w.size);
+        EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, DType::bf16, Event()), soon()));
+        EXPECT(std::equal(sums.begin(), sums.end(), x));
       }
       return std::string();
     }));
@@ -580,6 +651,37 @@ TEST_CASE("a killed rank is named by its neighbours, and nobody hangs") {
       if (std::find(k.witnesses.begin(), k.witnesses.end(), r) != k.witnesses.end())
         CHECK(has(results[r], "rank 1 on n"));
     }
+  }
+}
+
+TEST_CASE("a rank that is killed while sums are handed out is named, and nobody hangs") {
+  const auto results = run_ranks({{3}}, [&](Control& control, const auto& sockets) {
+    auto made = make_comm(control, sockets, options());
+    EXPECT_OK(made);
+    Comm& comm = **made;
+    constexpr int64_t n = 300'000;
+    auto v = comm.alloc("x", DType::f32, n);
+    EXPECT_OK(v);
+    EXPECT_OK(comm.barrier(soon()));
+    std::thread killer;
+    if (control.world().rank == 1)
+      killer = std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        raise(SIGKILL);
+      });
+    const auto start = Clock::now();
+    Status s;
+    while (s) {
+      EXPECT(Clock::now() - start < std::chrono::seconds(10));
+      s = comm.wait(comm.all_reduce(*v, {{0, n / 3, 2 * n / 3, n}}, DType::f32, Event()), soon());
+    }
+    return s.error().what;
+  });
+  CHECK(results[1] == "signal 9");
+  for (const size_t r : {0, 2}) {
+    CAPTURE(results[r]);
+    CHECK(has(results[r], "all_reduce"));
+    CHECK(has(results[r], "rank 1 on n1 has died"));
   }
 }
 
@@ -682,6 +784,10 @@ TEST_CASE("wrong arguments are errors") {
          return c.reduce_scatter(v, {{0, 50, 100}}, DType::f64, Event());
        },
        "only f32 and bf16 are sent"},
+      {[](Comm& c, View v) {
+         return c.all_reduce(View(v.p, DType::i32, {100}), {{0, 50, 100}}, DType::f32, Event());
+       },
+       "only f32 is summed"},
       {[](Comm& c, View) {
          static std::vector<float> elsewhere(100);
          return c.all_gather(View(elsewhere.data(), DType::f32, {100}), {{0, 50, 100}}, Event());

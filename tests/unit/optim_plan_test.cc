@@ -47,6 +47,9 @@ class CountingComm final : public Comm {
   Ticket reduce_scatter(View v, const Owners& o, DType w, Event e) override {
     return one_->reduce_scatter(v, o, w, e);
   }
+  Ticket all_reduce(View v, const Owners& o, DType w, Event e) override {
+    return one_->all_reduce(v, o, w, e);
+  }
   Ticket all_gather(View v, const Owners& o, Event e) override { return one_->all_gather(v, o, e); }
   Status wait(Ticket t, Deadline d) override { return one_->wait(t, d); }
   Status all_sum(std::span<double>, Deadline) override { return {}; }

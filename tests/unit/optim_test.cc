@@ -44,6 +44,10 @@ class RecordingComm final : public Comm {
     calls.push_back({"reduce", v.p, v.size()});
     return calls.size();
   }
+  Ticket all_reduce(View v, const Owners&, DType, Event) override {
+    calls.push_back({"sum", v.p, v.size()});
+    return calls.size();
+  }
   Ticket all_gather(View v, const Owners&, Event) override {
     calls.push_back({"gather", v.p, v.size()});
     return calls.size();
@@ -315,7 +319,8 @@ TEST_CASE("reductions are issued in one order, while backward runs, on the last 
     int64_t reduced = 0;
     for (size_t i = 0; i < calls.size(); ++i) {
       if (i > 0) CHECK(calls[i].where >= calls[i - 1].where);
-      if (calls[i].what == "reduce") reduced += calls[i].size;
+      CHECK(calls[i].what == (policy == ShardPolicy::none ? "sum" : "reduce"));
+      reduced += calls[i].size;
     }
     CHECK(reduced == t.layout.elements());
     CHECK(t.shard->step(*t.stream, reference_scalars()));

@@ -143,18 +143,24 @@ class NcclComm final : public Comm {
   }
 
   Ticket reduce_scatter(View v, const Owners& owners, DType wire, Event after) override {
-    return issue("reduce_scatter", v, owners, after, [&]() -> Status {
-      if (v.t != DType::f32 || (wire != DType::f32 && wire != DType::bf16))
-        return fail("only f32 is summed, and sent as f32 or bf16");
-      if (wire == DType::bf16 && options_.order == SumOrder::tree)
-        return fail("sums in the order of a tree are sent as f32");
-      if (wire == DType::bf16 || options_.order == SumOrder::tree)
-        return exchange_and_sum(v, owners, wire);
-      return reduce(v, owners);
+    return issue("reduce_scatter", v, owners, after, [&] {
+      count(v, owners);
+      return sum(v, owners, wire);
+    });
+  }
+  Ticket all_reduce(View v, const Owners& owners, DType wire, Event after) override {
+    return issue("all_reduce", v, owners, after, [&]() -> Status {
+      count(v, owners);
+      count(v, owners);
+      if (auto ok = sum(v, owners, wire); !ok) return ok;
+      return gather(v, owners);
     });
   }
   Ticket all_gather(View v, const Owners& owners, Event after) override {
-    return issue("all_gather", v, owners, after, [&] { return gather(v, owners); });
+    return issue("all_gather", v, owners, after, [&] {
+      count(v, owners);
+      return gather(v, owners);
+    });
   }
 
   Status wait(Ticket ticket, Deadline deadline) override {
@@ -323,7 +329,6 @@ class NcclComm final : public Comm {
       const Traced traced(options_.trace, "comm", what);
       stream_->wait(after);
       if (ok = start(); !ok) refuse(ok.error());
-      count(v, owners);
     }
     pending_.emplace(ticket, Pending{what, stream_->record(), deadline_});
     return ticket;
@@ -340,6 +345,7 @@ class NcclComm final : public Comm {
     }
     return fail("the view is not in memory of this communicator");
   }
+  // Of one pass of all parts but the own.
   void count(View v, const Owners& owners) {
     moved_ += v.bytes() - static_cast<size_t>(owners.count(rank())) * bytes_of(v.t);
   }
@@ -360,6 +366,16 @@ class NcclComm final : public Comm {
       const ncclResult_t ended = nccl_.ncclGroupEnd();
       return r == ncclSuccess ? ended : r;
     });
+  }
+
+  Status sum(View v, const Owners& owners, DType wire) {
+    if (v.t != DType::f32 || (wire != DType::f32 && wire != DType::bf16))
+      return fail("only f32 is summed, and sent as f32 or bf16");
+    if (wire == DType::bf16 && options_.order == SumOrder::tree)
+      return fail("sums in the order of a tree are sent as f32");
+    if (wire == DType::bf16 || options_.order == SumOrder::tree)
+      return exchange_and_sum(v, owners, wire);
+    return reduce(v, owners);
   }
 
   Status reduce(View v, const Owners& owners) {
