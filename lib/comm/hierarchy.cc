@@ -17,7 +17,7 @@ constexpr int64_t piece = 256 << 10;
 // How many pieces from each node are awaited at a time.
 constexpr int64_t ahead = 4;
 // Sums are handed out in blocks of this many elements, which the nearest cache has several of.
-constexpr int64_t block = 1024;
+constexpr int64_t block = 512;
 // How long an orderly end waits for the others to have received everything.
 constexpr Seconds farewell{5};
 

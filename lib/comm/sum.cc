@@ -22,7 +22,7 @@ constexpr int64_t bf16_block = 1024;
 
 // Without a second pass over memory for the numbers of ranks that are common on a node.
 template <int N>
-void sum_n(float* out, std::span<const Branch> in, int64_t n) {
+[[gnu::always_inline]] inline void sum_n(float* out, std::span<const Branch> in, int64_t n) {
   std::array<const float*, N> p;
   for (int k = 0; k < N; ++k) p[k] = in[k].p;
 #pragma omp simd
@@ -34,7 +34,7 @@ void sum_n(float* out, std::span<const Branch> in, int64_t n) {
 }
 
 // Any number of inputs, in blocks whose partial sums stay in the nearest cache.
-void sum_many(float* out, std::span<const Branch> in, int64_t n) {
+[[gnu::always_inline]] inline void sum_many(float* out, std::span<const Branch> in, int64_t n) {
   constexpr int64_t block = 2048;
   alignas(64) std::array<float, block> partial;
   for (int64_t at = 0; at < n; at += block) {
@@ -51,7 +51,7 @@ void sum_many(float* out, std::span<const Branch> in, int64_t n) {
 
 }  // namespace
 
-void sum_in_order(float* out, std::span<const Branch> in, int64_t n) {
+WITH_WIDE_VECTORS void sum_in_order(float* out, std::span<const Branch> in, int64_t n) {
   switch (in.size()) {
     case 0:
       return;
