@@ -43,14 +43,13 @@ class CpuOps final : public Ops {
 
   size_t scratch_bytes(const OpsLimits& limits) const override {
     const int64_t rows = limits.sequences * limits.context, width = limits.width;
-    const int64_t most = std::max(rows, 4 * width);
     const HeadScratch head(head_chunk(rows, limits.vocab), limits.vocab);
     const int64_t head_width = width / limits.heads;
     const size_t attention =
         sizeof(float) * static_cast<size_t>(team_.size()) *
         static_cast<size_t>(std::max(attention_floats(head_width),
                                      attention_back_floats(head_width, limits.context)));
-    size_t products = products_.scratch_bytes(most, 4 * width, most);
+    size_t products = 0;
     for (const int64_t out : {width, 3 * width, 4 * width}) {
       products = std::max({products, products_.scratch_bytes(rows, out, width),
                            products_.scratch_bytes(rows, width, out)});

@@ -46,8 +46,8 @@ constexpr int64_t panel_columns(int64_t n, int64_t k) {
 
 }  // namespace
 
-int64_t product_floats(int64_t m, int64_t n, int64_t k) {
-  return group_floats + panel_floats + (k > product_slice ? m * n : 0);
+int64_t product_floats(int64_t m, int64_t n, int64_t k, bool wide) {
+  return group_floats + panel_floats + (k > product_slice && !wide ? m * n : 0);
 }
 int64_t attention_floats(int64_t width) {
   constexpr int64_t b = attention_block;

@@ -33,8 +33,8 @@ struct Product {
   bool gelu;
 };
 inline constexpr int64_t product_row_unit = 16, product_column_unit = 48;
-// Scratch of a product, in floats.
-int64_t product_floats(int64_t m, int64_t n, int64_t k);
+// Scratch of a product, in floats. `wide`: its result is f32, so that sums can wait in it.
+int64_t product_floats(int64_t m, int64_t n, int64_t k, bool wide);
 
 // One head of one sequence. Rows are `stride` apart in qkv and `out_stride` apart in out, which
 // begins with query `first`.
@@ -87,7 +87,7 @@ struct Loops {
   void (*bias_back_columns)(const T* dy, int64_t rows, int64_t width, int64_t begin, int64_t end,
                             float* dbias);
 
-  // Scratch of product_floats(m, n, k).
+  // Scratch of product_floats().
   void (*product)(const Product<T>& product, float* scratch);
   // Queries [first + block * attention_block, ...) of a head; scratch of attention_floats(width).
   void (*attention)(const AttentionHead<T>& head, int64_t block, float* scratch);

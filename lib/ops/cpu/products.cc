@@ -36,6 +36,16 @@ Range part(int64_t i, int64_t parts, int64_t n, int64_t unit) {
   return {units * i / parts * unit, std::min(n, units * (i + 1) / parts * unit)};
 }
 
+// What the largest part of a product needs, in floats.
+int64_t floats_of_part(int64_t m, int64_t n, int64_t k, bool wide, const Grid& grid) {
+  const auto largest = [](int64_t length, int64_t parts, int64_t unit) {
+    const int64_t units = (length + unit - 1) / unit;
+    return (units + parts - 1) / parts * unit;
+  };
+  return product_floats(largest(m, grid.rows, product_row_unit),
+                        largest(n, grid.columns, product_column_unit), k, wide);
+}
+
 template <class T>
 T* moved(T* p, int64_t by) {
   return p ? p + by : p;
@@ -70,7 +80,9 @@ template ProductsBy best_products<Bf16>(SameBits);
 
 template <class T>
 size_t Products<T>::scratch_bytes(int64_t m, int64_t n, int64_t k) const {
-  size_t most = sizeof(float) * static_cast<size_t>(team_.size() * product_floats(m, n, k));
+  const bool wide = sizeof(T) == sizeof(float);
+  const int64_t floats = floats_of_part(m, n, k, wide, grid_for(m, n, team_.size()));
+  size_t most = sizeof(float) * static_cast<size_t>(team_.size() * floats);
   if (!library_) return most;
   for (const bool transposed : {false, true}) {  // what a model asks for
     most = std::max(most, library_->scratch_bytes({.m = m,
@@ -123,7 +135,7 @@ void Products<T>::run_kernels(const Product<T>& whole, std::span<std::byte> scra
   constexpr int64_t little = int64_t{64} * 64 * 64;
   const bool alone = whole.m * whole.n * std::max<int64_t>(whole.k, 1) < little;
   const Grid grid = grid_for(whole.m, whole.n, alone ? 1 : team_.size());
-  const int64_t floats = product_floats(whole.m, whole.n, whole.k);
+  const int64_t floats = floats_of_part(whole.m, whole.n, whole.k, whole.wide_c != nullptr, grid);
   std::vector<float> own;
   float* memory = reinterpret_cast<float*>(scratch.data());
   if (sizeof(float) * static_cast<size_t>(team_.size() * floats) > scratch.size()) {

@@ -28,6 +28,8 @@ class Products {
     if (by == ProductsBy::library) library_.emplace(team.size());
   }
 
+  // Of a product [m, k] [k, n] whose result is of type T, with b transposed or not, and of the
+  // gradient [k, n] of its b, which is f32.
   size_t scratch_bytes(int64_t m, int64_t n, int64_t k) const;
   // Where scratch is too small, memory is allocated in every call.
   void run(const Product<T>& product, std::span<std::byte> scratch);
