@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 
 #include "optim/gradients.h"
 #include "optim/weights.h"
@@ -35,10 +36,16 @@ std::vector<uint64_t> gathers(const ShardSetup& s, int64_t passes) {
   };
   for (int b = 0; b < blocks; ++b) times[b] = rotation.stays(b) ? 1 : 0;
   count(rotation.restart());
-  for (int64_t i = 0; i < passes; ++i) {
+  // From the second pass on each finds what the one before it found.
+  constexpr int64_t different = 2;
+  std::vector<uint64_t> before;
+  for (int64_t i = 0; i < std::min(passes, different + 1); ++i) {
+    before = times;
     for (int b = 0; b < blocks; ++b) visit(b);
     for (int b = blocks - 1; b >= 0; --b) visit(b);
   }
+  for (size_t b = 0; passes > different + 1 && b < times.size(); ++b)
+    times[b] += static_cast<uint64_t>(passes - different - 1) * (times[b] - before[b]);
   return times;
 }
 
@@ -76,18 +83,23 @@ Moved traffic_of(const ShardSetup& s, int rank, const Places& places, int64_t pa
   std::vector<uint64_t> of_block;
   if (policy == ShardPolicy::full) of_block = gathers(s, passes);
 
+  // Layers are alike: buckets of one size are dealt out alike, which is worked out once.
+  std::map<int64_t, std::pair<Moved, Moved>> by_size;
   Moved moved;
   Owners norm{std::vector<int64_t>(static_cast<size_t>(places.ranks()) + 1, 0)};
   for (const Bucket& b : buckets) {
-    if (policy == ShardPolicy::none) {
-      add(moved, moved_by_all_reduce(places, rank, b.owners, s.options.wire), reductions);
-    } else {
-      const uint64_t times = policy == ShardPolicy::full
-                                 ? of_block[s.specs[s.layout.entries[b.first].param].block]
-                                 : 1;
-      add(moved, moved_by_reduce_scatter(places, rank, b.owners, s.options.wire), reductions);
-      add(moved, moved_by_all_gather(places, rank, b.owners, s.compute), times);
+    const auto [one, fresh] = by_size.try_emplace(b.elements());
+    auto& [reduced, gathered] = one->second;
+    if (fresh && policy == ShardPolicy::none) {
+      reduced = moved_by_all_reduce(places, rank, b.owners, s.options.wire);
+    } else if (fresh) {
+      reduced = moved_by_reduce_scatter(places, rank, b.owners, s.options.wire);
+      gathered = moved_by_all_gather(places, rank, b.owners, s.compute);
     }
+    const uint64_t times =
+        policy == ShardPolicy::full ? of_block[s.specs[s.layout.entries[b.first].param].block] : 1;
+    add(moved, reduced, reductions);
+    add(moved, gathered, times);
     for (int r = 0; r < places.ranks(); ++r) norm.begin[r + 1] += b.owners.count(r) / Layout::tile;
   }
   for (int r = 0; r < places.ranks(); ++r) norm.begin[r + 1] += norm.begin[r];

@@ -8,6 +8,10 @@ namespace trainlaunch {
 
 namespace {
 
+// What passes through the host does so in parts of this many elements: no tensor is ever there as a
+// whole, besides where it belongs.
+constexpr int64_t host_part = int64_t{1} << 18;
+
 class WholeWeights final : public Weights {
  public:
   WholeWeights(const ShardParts& parts, const WeightsPlan& plan, View memory)
@@ -136,24 +140,32 @@ Status round_copy(Device& device, Ops& ops, Stream& stream, const Rule& rule, ui
     ops.copy(stream, from, to);
     return {};
   }
-  const int64_t n = from.size();
-  std::vector<float> wide(static_cast<size_t>(n));
-  std::vector<Bf16> rounded(static_cast<size_t>(n));
-  device.download(stream, View(wide.data(), DType::f32, {n}), from);
-  if (auto s = stream.record().wait(Deadline::never()); !s) return s;
-  round_by_chance(wide.data(), rounded.data(), n, rule.seed, static_cast<uint32_t>(update),
-                  static_cast<uint64_t>(element));
-  device.upload(stream, to, View(rounded.data(), DType::bf16, {n}));
-  return stream.record().wait(Deadline::never());
+  std::vector<float> wide(static_cast<size_t>(std::min(from.size(), host_part)));
+  std::vector<Bf16> rounded(wide.size());
+  for (int64_t at = 0; at < from.size(); at += host_part) {
+    const int64_t n = std::min(from.size() - at, host_part);
+    device.download(stream, View(wide.data(), DType::f32, {n}), from.slice(at, n));
+    if (auto s = stream.record().wait(Deadline::never()); !s) return s;
+    round_by_chance(wide.data(), rounded.data(), n, rule.seed, static_cast<uint32_t>(update),
+                    static_cast<uint64_t>(element + at));
+    device.upload(stream, to.slice(at, n), View(rounded.data(), DType::bf16, {n}));
+    if (auto s = stream.record().wait(Deadline::never()); !s) return s;
+  }
+  return {};
 }
 
 Status initialise_run(Device& device, Stream& stream, const ParamSpec& spec,
                       const Layout::Entry& entry, uint64_t seed, const Run& run, View master) {
-  std::vector<float> host(static_cast<size_t>(run.size()), 0.0f);
-  const int64_t offset = run.begin - entry.offset, n = std::min(run.size(), entry.size - offset);
-  initialise(spec, seed, offset, View(host.data(), DType::f32, {n}));
-  device.upload(stream, master, View(host.data(), DType::f32, {run.size()}));
-  return stream.record().wait(Deadline::never());
+  std::vector<float> host(static_cast<size_t>(std::min(run.size(), host_part)));
+  for (int64_t at = 0; at < run.size(); at += host_part) {
+    const int64_t offset = run.begin + at - entry.offset, n = std::min(run.size() - at, host_part);
+    const int64_t filled = std::clamp<int64_t>(entry.size - offset, 0, n);
+    initialise(spec, seed, offset, View(host.data(), DType::f32, {filled}));
+    std::fill(host.begin() + filled, host.begin() + n, 0.0f);
+    device.upload(stream, master.slice(at, n), View(host.data(), DType::f32, {n}));
+    if (auto s = stream.record().wait(Deadline::never()); !s) return s;
+  }
+  return {};
 }
 
 View view_of(View flat, const ParamSpec& spec, int64_t offset) {

@@ -230,3 +230,43 @@ TEST_CASE("what each form sends in a step is what is planned") {
     CHECK(sent[ShardPolicy::full] <= (2 * g + 4 * w) * n + norm);
   }
 }
+
+TEST_CASE("many passes gather what as many passes one by one gather") {
+  for (int64_t layers = 1; layers <= 5; ++layers) {
+    GptConfig config = reference_config();
+    config.layers = layers;
+    const auto model = make_gpt(config);
+    REQUIRE(model);
+    const auto specs = (*model)->params();
+    const Layout layout = Layout::plan(specs);
+    std::vector<uint64_t> elements(static_cast<size_t>(layers) + 2, 0);  // of each block
+    for (const Layout::Entry& e : layout.entries)
+      elements[specs[e.param].block] += static_cast<uint64_t>(e.tiles * Layout::tile);
+    ShardOptions options = reference_options(ShardPolicy::full);
+    const auto sent = [&](int64_t passes) {
+      uint64_t all = 0;
+      for (const int rank : {0, 1})
+        all += traffic_of({options, specs, layout}, rank, places_of({1, 1}), passes).sent;
+      return all;
+    };
+
+    Rotation rotation(specs);
+    uint64_t gathered = elements[0];  // it stays
+    const auto fetch = [&](const std::vector<Rotation::Fetch>& fetches) {
+      for (const Rotation::Fetch& f : fetches) gathered += elements[f.block];
+    };
+    fetch(rotation.restart());
+    for (int64_t pass = 1; pass <= 9; ++pass) {
+      for (int i = 0; i < 2 * rotation.blocks(); ++i) {
+        const int b = i < rotation.blocks() ? i : 2 * rotation.blocks() - 1 - i;
+        fetch(rotation.acquire(b));
+        rotation.release(b);
+      }
+      INFO(layers, " layers, ", pass, " passes");
+      const auto n = static_cast<uint64_t>(layout.elements());
+      CHECK(sent(pass) == 4 * (static_cast<uint64_t>(pass) * n + gathered) +
+                              static_cast<uint64_t>(layout.tiles) * 8);
+    }
+    CHECK(sent(1000000000) > sent(999999999));
+  }
+}

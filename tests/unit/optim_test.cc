@@ -483,6 +483,29 @@ TEST_CASE("a step before all gradients are there is an error") {
   CHECK_FALSE(t.shard->step(*t.stream, reference_scalars()));
 }
 
+TEST_CASE("large tensors begin in parts as they would begin whole") {
+  GptConfig config = reference_config();
+  config.width = 260;  // a tensor of 270,400 elements, whose last tile has a rest
+  config.heads = 2;
+  auto model = make_gpt(config);
+  REQUIRE(model);
+  const auto specs = (*model)->params();
+  const Layout layout = Layout::plan(specs);
+  std::vector<float> whole(static_cast<size_t>(layout.elements()));
+  initialise(specs, layout, 7, View(whole.data(), DType::f32, {layout.elements()}));
+
+  const auto device = make_host_device();
+  const auto ops = make_cpu_ops(1);
+  const auto comm = make_single_comm();
+  auto frozen = make_frozen_shard({*device, *ops, *comm, specs, layout, 7});
+  REQUIRE(frozen);
+  for (size_t p = 0; p < specs.size(); ++p) {
+    const View w = (*frozen)->weight(static_cast<int>(p));
+    const auto begin = whole.begin() + layout.of(static_cast<int>(p)).offset;
+    CHECK(std::equal(begin, begin + w.size(), w.as<float>()));
+  }
+}
+
 TEST_CASE("a frozen shard has weights and nothing else") {
   auto device = make_host_device();
   auto comm = make_single_comm();
