@@ -13,6 +13,9 @@ namespace trainlaunch {
 namespace {
 
 constexpr int64_t most_rows = 4096;  // of one forward pass, when the size is ours to choose
+// Of any forward pass: far beyond any machine, and so small that no size overflows, whatever the
+// model that make_gpt() allows.
+constexpr int64_t far_too_many_rows = int64_t{1} << 28;
 
 bool is_canonical(const RunConfig& config) {
   return config.deterministic == Deterministic::canonical;
@@ -155,7 +158,9 @@ Batch Engine::batch(int64_t sequences) const {
   return {rows(tokens), rows(targets)};
 }
 
-Status check_batches(const RunConfig& config, int ranks) {
+namespace {
+
+Status check_parts(const RunConfig& config, int ranks) {
   const LoopConfig& t = config.train;
   const int64_t n = t.micro_batches;
   const std::string name = "train.micro-batches=" + std::to_string(n);
@@ -191,6 +196,19 @@ Status check_batches(const RunConfig& config, int ranks) {
     return wrong("deterministic=canonical with " + name + " runs on 1, 2, 4, ... up to " +
                  std::to_string(n) + " ranks, not on " + std::to_string(ranks));
   return {};
+}
+
+}  // namespace
+
+Status check_batches(const RunConfig& config, int ranks) {
+  if (auto s = check_parts(config, ranks); !s) return s;
+  const int64_t sequences = micro_batch(config, ranks);
+  if (sequences <= far_too_many_rows / config.model.context) return {};
+  return fail("a micro-batch of " + std::to_string(sequences) + " sequences of " +
+                  std::to_string(config.model.context) + " bytes is more than the " +
+                  std::to_string(far_too_many_rows) +
+                  " bytes that one may have; make train.micro-batch smaller",
+              exit_code::usage);
 }
 
 int planned_threads(const RunConfig& config, int ranks_of_node) {

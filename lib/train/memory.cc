@@ -1,6 +1,7 @@
 #include "train/memory.h"
 
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <fstream>
@@ -67,16 +68,25 @@ std::optional<uint64_t> left_in_groups(const KernelFiles& files) {
   return least;
 }
 
+// Where the kernel's files are hidden, the limit is one that no run can pass.
+uint64_t machine_memory() {
+  struct sysinfo machine {};
+  sysinfo(&machine);  // fails for a wrong address only
+  return static_cast<uint64_t>(machine.totalram) * machine.mem_unit;
+}
+
 }  // namespace
 
-Result<Allowance> allowed_memory(int ranks_of_node, const KernelFiles& files) {
+Allowance allowed_memory(int ranks_of_node, const KernelFiles& files) {
   const auto ranks = static_cast<uint64_t>(std::max(ranks_of_node, 1));
   const std::string sharers = ranks == 1 ? "" : ", shared by " + plural(ranks, "rank");
   const auto available = field(files.proc + "/meminfo", "MemAvailable:");
-  if (!available)
-    return fail("cannot read MemAvailable from " + files.proc +
-                "/meminfo; say with memory=GiB how much a rank may use");
-  Allowance a{*available / ranks, "MemAvailable of " + binary_size(*available) + sharers};
+  const uint64_t whole = available ? *available : machine_memory();
+  Allowance a{whole / ranks,
+              (available ? "MemAvailable of " + binary_size(whole)
+                         : "all " + binary_size(whole) + " of the machine, as " + files.proc +
+                               "/meminfo does not say what is available") +
+                  sharers};
   if (const auto left = left_in_groups(files); left && *left / ranks < a.bytes)
     a = {*left / ranks, "the control group's remaining " + binary_size(*left) + sharers};
   rlimit space{};

@@ -18,9 +18,10 @@ struct Allowance {
   uint64_t bytes = 0;  // that one rank may still take
   std::string limit;   // what allows no more: "MemAvailable of 12.0 GiB, shared by 4 ranks"
 };
-// The least of what the node has available, what the control groups of this process leave (version
-// 2 or 1; those above count too), each shared evenly by the ranks of the node, and RLIMIT_AS.
-Result<Allowance> allowed_memory(int ranks_of_node, const KernelFiles& files = {});
+// The least of what the node has available (or, where that is hidden, has at all), what the control
+// groups of this process leave (version 2 or 1; those above count too), each shared evenly by the
+// ranks of the node, and RLIMIT_AS.
+Allowance allowed_memory(int ranks_of_node, const KernelFiles& files = {});
 
 // Whether the kernel gives huge pages to those who ask for them.
 bool huge_pages();

@@ -42,6 +42,15 @@ int64_t passes_of(const RunConfig& config, int64_t micro, int ranks) {
   return (all + ranks - 1) / ranks;
 }
 
+// What a rank notes of its samples: those of one micro-batch with their tokens and targets, the
+// micro-batches of its own (Micro), and the loss and count of each micro-batch of all.
+uint64_t lists_of(const RunConfig& config, int ranks) {
+  const int64_t micro = micro_batch(config, ranks);
+  const int64_t all = (config.train.global_batch + micro - 1) / micro;
+  return static_cast<uint64_t>(micro * 8 * (config.model.context + 1) +
+                               passes_of(config, micro, ranks) * sizeof(Micro) + all * 16);
+}
+
 // Blocks of the host's memory end within a huge page, all of which is theirs.
 uint64_t rest_of_huge_page(uint64_t block) {
   constexpr uint64_t page = uint64_t{2} << 20;
@@ -101,6 +110,7 @@ Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int
   add("optimizer state", shard.optimizer);
   add("buffers of the sharding", shard.buffers);
   for (const Arena::Item& item : e->arena.items()) add(item.what, item.bytes);
+  add("lists of samples", lists_of(config, ranks));
   add("copy for checkpoints", 3 * own);
   add("heap, stacks, more code", everything_else);
 
@@ -130,7 +140,7 @@ Status check_memory(const RunConfig& config, const MemoryNeed& need, const Allow
               exit_code::usage);
 }
 
-Result<Allowance> allowance(const RunConfig& config, int ranks_of_node) {
+Allowance allowance(const RunConfig& config, int ranks_of_node) {
   if (config.memory > 0)
     return Allowance{static_cast<uint64_t>(config.memory * gibibyte),
                      "memory of the configuration"};
@@ -148,8 +158,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
                                              ? SumOrder::tree
                                              : SumOrder::nodes};
   const int of_node = places.first[1];  // ranks of the fullest node
-  auto allowed = allowance(config, of_node);
-  if (!allowed) return forward(allowed);
+  const Allowance allowed = allowance(config, of_node);
   const int threads = planned_threads(config, of_node);
   auto need = memory_need(config, 0, site.ranks, threads, program);
   if (!need) return forward(need);
@@ -193,7 +202,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
   for (const MemoryNeed::Item& i : need->items) lines.push_back(item_line(i.what, i.bytes));
   lines.push_back(item_line("all", need->total()));
   if (need->on_host || config.memory > 0)
-    lines.push_back("allowed     " + binary_size(allowed->bytes) + ": " + allowed->limit);
+    lines.push_back("allowed     " + binary_size(allowed.bytes) + ": " + allowed.limit);
   lines.push_back("arithmetic  " + flops_text(e->model->flops_per_token()) + " a token, " +
                   flops_text(work) + " a step on the busiest rank");
   lines.push_back("ceiling     " + ceiling->name);
@@ -216,7 +225,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
         (site.nodes > 1 ? fixed(site.network, 1) + " GB/s of a node's network, " : std::string()) +
         fixed(shared_memory / 1e9, 0) +
         " GB/s between ranks of a node; nothing but the backward pass hides it");
-  plan.fits = check_memory(config, *need, *allowed);
+  plan.fits = check_memory(config, *need, allowed);
   return plan;
 }
 

@@ -31,7 +31,7 @@ Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int
 // has its memory. Memory of another device than the host is only checked against the former.
 Status check_memory(const RunConfig& config, const MemoryNeed& need, const Allowance& allowed);
 // What `memory` says, or else the system.
-Result<Allowance> allowance(const RunConfig& config, int ranks_of_node);
+Allowance allowance(const RunConfig& config, int ranks_of_node);
 
 // Ranks are dealt out to the nodes as evenly as may be, the first nodes first.
 struct Site {

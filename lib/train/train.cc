@@ -160,11 +160,8 @@ class Run {
   Status fits(int threads) const {
     auto need = memory_need(config_, world_.rank, world_.size, threads, resident_share());
     if (!need) return forward(need);
-    auto allowed = allowance(
-        config_,
-        static_cast<int>(std::count(world_.node_of.begin(), world_.node_of.end(), world_.node)));
-    if (!allowed) return forward(allowed);
-    return check_memory(config_, *need, *allowed);
+    const auto of_node = std::count(world_.node_of.begin(), world_.node_of.end(), world_.node);
+    return check_memory(config_, *need, allowance(config_, static_cast<int>(of_node)));
   }
 
   Result<std::unique_ptr<Reader>> find_checkpoint() {

@@ -1,9 +1,11 @@
 // What a run is said to need, against what it takes.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "train/engine.h"
 #include "train/memory.h"
@@ -29,11 +31,7 @@ struct FakeKernel {
     std::filesystem::create_directories(std::filesystem::path(dir / path).parent_path());
     write_file(dir / path, text);
   }
-  Allowance allowed(int ranks) const {
-    auto a = allowed_memory(ranks, files);
-    REQUIRE(a);
-    return *a;
-  }
+  Allowance allowed(int ranks) const { return allowed_memory(ranks, files); }
 };
 
 uint64_t bytes_of_item(const MemoryNeed& need, const std::string& what) {
@@ -123,11 +121,13 @@ TEST_CASE("control groups of the first version count as well") {
   CHECK(kernel.allowed(1).bytes == 50 * MiB);
 }
 
-TEST_CASE("a kernel that tells nothing is an error that says what to do") {
+TEST_CASE(
+    "where the kernel does not say what is available, all that the machine has is the limit") {
   const KernelFiles nowhere{"/nonexistent", "/nonexistent"};
-  auto a = allowed_memory(1, nowhere);
-  REQUIRE_FALSE(a);
-  CHECK(a.error().what.find("memory=GiB") != std::string::npos);
+  const auto whole = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  CHECK(allowed_memory(1, nowhere).bytes == doctest::Approx(whole).epsilon(0.01));
+  CHECK(allowed_memory(4, nowhere).bytes == doctest::Approx(whole / 4).epsilon(0.01));
+  CHECK(allowed_memory(1, nowhere).limit.find("/nonexistent/meminfo") != std::string::npos);
   CHECK(resident_share(nowhere) == 0);
   CHECK(resident_share() > MiB);
 }
@@ -196,6 +196,72 @@ TEST_CASE("what does not fit is refused with what is missing, before anything is
       return train(limited, control);
     });
     CHECK_MESSAGE(all[0].find("of the address space (ulimit -v)") != std::string::npos, all[0]);
+  }
+}
+
+TEST_CASE("no size that the options allow overflows: it is planned, or refused by name") {
+  Temporary dir;
+  RunConfig c = weighty(dir, "run");
+  constexpr int64_t most = std::numeric_limits<int>::max();
+  c.train.global_batch = c.train.micro_batch = most;
+  for (const int context : {1, 1024, 1 << 20}) {
+    c.model = {1000, 1, 1 << 17, context};
+    const auto plan = plan_run(c, {1, 1});
+    REQUIRE_FALSE(plan);
+    CHECK(plan.error().exit == exit_code::usage);
+    CHECK_MESSAGE(plan.error().what.find("make train.micro-batch smaller") != std::string::npos,
+                  plan.error().what);
+  }
+  // More of anything needs more memory, up to the largest that is planned.
+  for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+    c.train.recompute = recompute;
+    double before = 0;
+    for (int64_t sequences = 1; sequences <= 256; sequences *= 16) {
+      c.train.global_batch = c.train.micro_batch = sequences;
+      c.model = {1000, 1, 1 << 17, 1 << 20};
+      const auto need = memory_need(c, 0, 1, 4096, 0);
+      REQUIRE(need);
+      CHECK(static_cast<double>(need->total()) > before);
+      CHECK(bytes_of_item(*need, "activations") > 1e9 * static_cast<double>(sequences));
+      before = static_cast<double>(need->total());
+    }
+  }
+}
+
+TEST_CASE("what grows with the number of micro-batches is in the plan") {
+  Temporary dir;
+  RunConfig c = weighty(dir, "run");
+  c.memory = 1;
+  c.train.global_batch = std::numeric_limits<int>::max();
+  c.train.micro_batch = 1;
+  for (const ShardPolicy policy : {ShardPolicy::optimizer, ShardPolicy::full}) {
+    c.parallel.shard = policy;
+    const auto plan = plan_run(c, {2, 2});  // and is planned at once, however many passes there are
+    REQUIRE(plan);
+    CHECK_FALSE(plan->fits);
+    const auto need = memory_need(c, 0, 2, 1, 0);
+    REQUIRE(need);
+    // A loss and a count of each in f64, and 16 bytes for each of the rank's own.
+    CHECK(bytes_of_item(*need, "lists of samples") ==
+          doctest::Approx(std::pow(2.0, 31) * (16 + 8)).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("scratch memory grows with the rows of a batch, not with the weights") {
+  Temporary dir;
+  RunConfig c = weighty(dir, "run");
+  c.deterministic = Deterministic::canonical;  // by products of our own
+  c.train.micro_batches = c.train.global_batch = 1;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    c.precision.compute = type;
+    c.model = {1, 16, 16384, 1024};
+    for (const int threads : {1, 16}) {
+      const auto need = memory_need(c, 0, 1, threads, 0);
+      REQUIRE(need);
+      // Sums of one product of bf16 at most, besides what each thread copies.
+      const double sums = type == DType::f32 ? 0 : 4.0 * 1024 * 65536;
+      CHECK(bytes_of_item(*need, "scratch") < sums * 1.2 + 8e6 * (threads + 1));
+    }
   }
 }
 
