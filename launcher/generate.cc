@@ -28,7 +28,7 @@ void add_generate_options(OptionTable& t, Generate& g) {
   constexpr double large = 1e6;
   constexpr int64_t any = std::numeric_limits<int64_t>::max();
   t.positional("RUN", &g.place);
-  t.group("Options");
+  t.command_group("Options");
   t.flag("untrained", &g.untrained, "take the weights that CONFIG starts with");
   t.optional_number("step", &g.step, "of the checkpoint; without it, the newest");
   t.text("prompt", &g.options.prompt, "text to continue; without it, a new line", false);
@@ -58,8 +58,8 @@ Result<int> run_generate(const Invocation& call) {
     }
   if (Status s = table.read_command_line(call.arguments); !s) return forward(s);
   const TextSink print = [](std::string_view piece) {
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
+    return std::fwrite(piece.data(), 1, piece.size(), stdout) == piece.size() &&
+           std::fflush(stdout) == 0;
   };
   Status done;
   if (g.untrained) {

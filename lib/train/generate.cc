@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "base/printable.h"
@@ -59,8 +60,12 @@ Status generate(Engine& engine, const GenerateOptions& options, const TextSink& 
   std::vector<float> logits(Text::vocab);
   for (int64_t i = 0; i < options.tokens; ++i) {
     if (auto s = reading.read(text, logits); !s) return s;
+    if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }))
+      return fail("after " + std::to_string(text.size()) +
+                  " bytes of text the model's output is not finite: its weights are not, or too "
+                  "large; an older checkpoint may be good (--step)");
     text.push_back(choose(logits, options, static_cast<uint64_t>(i)));
-    out(printable.put(static_cast<uint8_t>(text.back())));
+    if (!out(printable.put(static_cast<uint8_t>(text.back())))) return {};
   }
   out(printable.finish());
   return {};

@@ -14,9 +14,10 @@ std::string Progress::line(StepRecord& r) {
   steps_ = 0;
   char line[200];
   std::snprintf(line, sizeof line,
-                "step %llu/%llu  loss %.4f  lr %.2e  norm %.3f  %s tokens/s  mfu %.1f%%  left %s",
+                "step %llu/%llu  loss %s  lr %.2e  norm %s  %s tokens/s  mfu %.1f%%  left %s",
                 static_cast<unsigned long long>(r.step),
-                static_cast<unsigned long long>(last_step_), r.loss, r.learning_rate, r.grad_norm,
+                static_cast<unsigned long long>(last_step_), fixed(r.loss, 4).c_str(),
+                r.learning_rate, fixed(r.grad_norm, 3).c_str(),
                 grouped(static_cast<uint64_t>(r.tokens_per_second)).c_str(), 100 * r.mfu,
                 duration(seconds * static_cast<double>(last_step_ - r.step)).c_str());
   return line;

@@ -31,8 +31,8 @@ struct GenerateOptions {
   uint64_t seed = 1;
 };
 // Text from a checkpoint (empty step: the newest), or from the weights that a configuration starts
-// with. `out` is called with each piece as it is made.
-using TextSink = std::function<void(std::string_view)>;
+// with. `out` is called with each piece as it is made; where it returns false, it wants no more.
+using TextSink = std::function<bool(std::string_view)>;
 Status generate_from_run(const std::string& run, std::optional<uint64_t> step,
                          const GenerateOptions& options, const TextSink& out);
 Status generate_untrained(const RunConfig& config, const GenerateOptions& options,

@@ -41,7 +41,9 @@ std::string duration(double seconds) {
   return format("%lldh %02lldm", s / 3600, s % 3600 / 60);
 }
 
-std::string fixed(double x, int digits) { return format("%.*f", digits, x); }
+std::string fixed(double x, int digits) {
+  return std::isnan(x) ? "nan" : format("%.*f", digits, x);  // whatever its sign
+}
 
 std::string plural(uint64_t n, const char* what) {
   return std::to_string(n) + " " + what + (n == 1 ? "" : "s");

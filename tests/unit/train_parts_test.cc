@@ -8,6 +8,7 @@
 #include "temporary.h"
 #include "train/metrics.h"
 #include "train/plot.h"
+#include "train/progress.h"
 #include "train/sample.h"
 #include "train/settings.h"
 #include "train/words.h"
@@ -202,4 +203,13 @@ TEST_CASE("numbers for people") {
   CHECK(mebibytes(1536 << 10) == "1.5 MiB");
   CHECK(binary_size(uint64_t{9} << 30) == "9216.0 MiB");
   CHECK(binary_size(uint64_t{21} << 29) == "10.5 GiB");
+  CHECK(fixed(2.5, 1) == "2.5");
+  for (const double x : {NAN, -NAN}) {
+    CHECK(fixed(x, 4) == "nan");
+    Progress progress(10, {});
+    StepRecord record{.step = 1, .loss = x, .grad_norm = x};
+    progress.took(std::chrono::seconds(1));
+    CHECK(progress.line(record).find("loss nan") != std::string::npos);
+    CHECK(record.loss != record.loss);
+  }
 }

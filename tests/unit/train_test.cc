@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -67,8 +68,10 @@ TEST_CASE("an untrained model is as good as a guess, a trained one knows its tex
     options.temperature = 0;
     const auto all = as_ranks({1}, [&](WorkerControl&) -> Status {
       std::string text;
-      auto s = generate_from_run(c.run_dir, std::nullopt, options,
-                                 [&](std::string_view piece) { text += piece; });
+      auto s = generate_from_run(c.run_dir, std::nullopt, options, [&](std::string_view piece) {
+        text += piece;
+        return true;
+      });
       if (!s) return s;
       return fail(text);
     });
@@ -389,7 +392,10 @@ TEST_CASE("text is a function of weights, prompt and seed") {
     options.tokens = 40;
     return as_ranks({1}, [&](WorkerControl&) -> Status {
       std::string made;
-      auto s = generate_untrained(c, options, [&](std::string_view piece) { made += piece; });
+      auto s = generate_untrained(c, options, [&](std::string_view piece) {
+        made += piece;
+        return true;
+      });
       if (!s) return s;
       return fail(made);
     })[0];
@@ -404,9 +410,31 @@ TEST_CASE("text is a function of weights, prompt and seed") {
   longer.prompt = "";
   CHECK(text(longer).starts_with("1 "));
   const auto missing = as_ranks({1}, [&](WorkerControl&) {
-    return generate_from_run(dir / "nothing", std::nullopt, {}, [](std::string_view) {});
+    return generate_from_run(dir / "nothing", std::nullopt, {},
+                             [](std::string_view) { return true; });
   });
   CHECK(missing[0].starts_with("2 no checkpoint in "));
+}
+
+TEST_CASE("text ends where nobody wants more, and where the model has no numbers") {
+  Temporary dir;
+  RunConfig c = small(dir);
+  size_t pieces = 0;
+  GenerateOptions endless;
+  endless.prompt = "";
+  endless.tokens = std::numeric_limits<int64_t>::max();
+  CHECK(generate_untrained(c, endless, [&](std::string_view) { return ++pieces < 3; }));
+  CHECK(pieces == 3);
+
+  // Weights beyond all bounds, of a loss that was finite.
+  c.train.steps = 1;
+  c.optim.lr = 1e300;
+  c.optim.warmup = 0;
+  CHECK(train_as({1}, c) == "");
+  const auto s =
+      generate_from_run(c.run_dir, std::nullopt, {}, [](std::string_view) { return true; });
+  REQUIRE_FALSE(s);
+  CHECK_MESSAGE(s.error().what.find("not finite") != std::string::npos, s.error().what);
 }
 
 TEST_CASE("keys and values that are kept change no text") {
@@ -419,7 +447,10 @@ TEST_CASE("keys and values that are kept change no text") {
   options.temperature = 0;
   const auto all = as_ranks({1}, [&](WorkerControl&) -> Status {
     std::string made;
-    auto s = generate_untrained(c, options, [&](std::string_view piece) { made += piece; });
+    auto s = generate_untrained(c, options, [&](std::string_view piece) {
+      made += piece;
+      return true;
+    });
     if (!s) return s;
     auto e = make_frozen_engine(c);
     if (!e) return forward(e);
