@@ -21,6 +21,10 @@ Result<int> run_report(const Invocation& call);
 Result<int> run_checkpoint(const Invocation& call);
 Result<int> run_exec(const Invocation& call);
 
+// Sees to it that all of standard output has been written: an answer that did not reach its file is
+// none. Says so if not; returns the exit code.
+int all_written();
+
 // True when the help text is what is asked for: --help or -h before any "--".
 bool wants_help(const std::vector<std::string>& arguments);
 

@@ -1,11 +1,17 @@
 // train-launch: sub-commands, and what is common to all of them.
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "boot/bootstrap.h"
 #include "config.h"
+#include "launcher/caught.h"
 #include "launcher/commands.h"
 #include "launcher/supervisor.h"
 #include "launcher/worker_process.h"
@@ -26,12 +32,19 @@ Under Slurm start it with: srun --mpi=pmix train-launch ...
 Each command has a --help. train-launch(1) has the exit codes.
 )";
 
-// An answer that did not reach its file is no answer. A run has done its work whatever became of
-// its progress lines.
-int all_written() {
-  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return exit_code::done;
-  say("cannot write to standard output: the disk may be full");
-  return exit_code::failed;
+// Of a thread that nobody waits for. The supervisor adds whose it was, and where.
+[[noreturn]] void end_in_one_line() {
+  try {
+    const Status why = caught([]() -> Status {
+      if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
+      return fail("std::terminate() was called");
+    });
+    say(why.error().what);
+  } catch (const std::bad_alloc&) {  // not even for the words
+    constexpr std::string_view line = "train-launch: the system gives no more memory\n";
+    (void)!::write(STDERR_FILENO, line.data(), line.size());
+  }
+  std::_Exit(exit_code::failed);
 }
 
 int run(Invocation call) {
@@ -60,8 +73,9 @@ int run(Invocation call) {
     return exit_code::usage;
   }
   call.arguments.assign(call.words.begin() + 2, call.words.end());
-  const auto code = command->second(call);
+  const auto code = caught([&] { return command->second(call); });
   if (code) {
+    // A run has done its work whatever became of its progress lines.
     const bool ran = (name == "train" || name == "exec") && !wants_help(call.arguments);
     // An answer may be "damaged" or "different" too; what matters more is that it was given.
     const int written = ran ? exit_code::done : all_written();
@@ -75,6 +89,12 @@ int run(Invocation call) {
 
 }  // namespace
 
+int all_written() {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return exit_code::done;
+  say("cannot write to standard output: the disk may be full");
+  return exit_code::failed;
+}
+
 bool wants_help(const std::vector<std::string>& arguments) {
   for (const std::string& a : arguments) {
     if (a == "--") return false;
@@ -86,6 +106,7 @@ bool wants_help(const std::vector<std::string>& arguments) {
 }  // namespace trainlaunch
 
 int main(int argc, char** argv) {
+  std::set_terminate(trainlaunch::end_in_one_line);
   trainlaunch::Invocation call;
   call.given = trainlaunch::open_descriptors();
   call.words.assign(argv, argv + argc);

@@ -92,7 +92,13 @@ Result<std::string> read_text(const std::string& path) {
   return text;
 }
 
-void OptionTable::group(const std::string& caption) { groups_.emplace_back(caption); }
+void OptionTable::group(const std::string& caption) {
+  groups_.push_back({po::options_description(caption), true});
+}
+
+void OptionTable::command_group(const std::string& caption) {
+  groups_.push_back({po::options_description(caption), false});
+}
 
 void OptionTable::add(const std::string& name, Check check, const std::string& start,
                       const std::string& help, std::function<void(const std::string&)> set,
@@ -100,7 +106,7 @@ void OptionTable::add(const std::string& name, Check check, const std::string& s
   auto* value = po::value<std::string>()->notifier(std::move(set));
   if (!start.empty()) value->default_value(start);
   if (!argument.empty()) value->value_name(argument);
-  groups_.back().add_options()(name.c_str(), value, help.c_str());
+  groups_.back().options.add_options()(name.c_str(), value, help.c_str());
   checks_[name] = std::move(check);
 }
 
@@ -132,13 +138,20 @@ void OptionTable::real_or_auto(const std::string& name, double* target, double l
       });
 }
 
+void OptionTable::path(const std::string& name, std::string* target, const std::string& help) {
+  const auto check = [](const std::string& text) -> std::string {
+    return text.empty() ? "must be a path" : "";
+  };
+  add(name, check, *target, help, [target](const std::string& t) { *target = t; });
+}
+
 void OptionTable::text(const std::string& name, std::string* target, const std::string& help,
                        bool shown) {
   add(name, {}, shown ? *target : "", help, [target](const std::string& t) { *target = t; });
 }
 
 void OptionTable::flag(const std::string& name, bool* target, const std::string& help) {
-  groups_.back().add_options()(name.c_str(), po::bool_switch(target), help.c_str());
+  groups_.back().options.add_options()(name.c_str(), po::bool_switch(target), help.c_str());
 }
 
 void OptionTable::yes_or_no(const std::string& name, bool* target, const std::string& help) {
@@ -146,7 +159,7 @@ void OptionTable::yes_or_no(const std::string& name, bool* target, const std::st
                     ->default_value(*target ? "yes" : "no")
                     ->implicit_value("yes")
                     ->notifier([target](const std::string& text) { *target = text == "yes"; });
-  groups_.back().add_options()(name.c_str(), value, help.c_str());
+  groups_.back().options.add_options()(name.c_str(), value, help.c_str());
   checks_[name] = one_of({"yes", "no"});
 }
 
@@ -201,11 +214,14 @@ tl::unexpected<Error> OptionTable::unknown(const std::string& where, const std::
                                            std::string_view dashes) const {
   std::string best;
   size_t least = 4;  // further away it is a guess
-  for (const auto& [known, check] : checks_)
-    if (const size_t d = distance(name, known); d < least) {
-      least = d;
-      best = known;
-    }
+  for (const Group& g : groups_) {
+    if (!g.in_file && dashes.empty()) continue;
+    for (const auto& option : g.options.options())
+      if (const size_t d = distance(name, option->long_name()); d < least) {
+        least = d;
+        best = option->long_name();
+      }
+  }
   const std::string d(dashes);
   return wrong(where + "no option " + d + name +
                (best.empty() ? "" : "; did you mean " + d + best + "?") + " (see " + command_ +
@@ -214,7 +230,7 @@ tl::unexpected<Error> OptionTable::unknown(const std::string& where, const std::
 
 Status OptionTable::read_command_line(const std::vector<std::string>& arguments) {
   po::options_description all;
-  for (const auto& g : groups_) all.add(g);
+  for (const Group& g : groups_) all.add(g.options);
   po::options_description hidden;
   po::positional_options_description order;
   for (const auto& [what, target] : positionals_) {
@@ -222,11 +238,22 @@ Status OptionTable::read_command_line(const std::vector<std::string>& arguments)
     order.add(what.c_str(), 1);
   }
   all.add(hidden);
+  // The library takes "--name=" for a mistake. It is an empty value, as in the file.
+  std::vector<std::string> words;
+  std::vector<po::option> empty;
+  for (const std::string& a : arguments) {
+    const bool none = a.starts_with("--") && a.ends_with('=');
+    const std::string name = none ? a.substr(2, a.size() - 3) : "";
+    if (none && checks_.contains(name))
+      empty.emplace_back(name, std::vector<std::string>{""});
+    else
+      words.push_back(a);
+  }
   try {
     const int style =
         po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
-    const auto parsed =
-        po::command_line_parser(arguments).options(all).positional(order).style(style).run();
+    auto parsed = po::command_line_parser(words).options(all).positional(order).style(style).run();
+    parsed.options.insert(parsed.options.end(), empty.begin(), empty.end());
     for (const auto& option : parsed.options)
       if (Status s = check(option.string_key, option.value, "--"); !s) return s;
     po::store(parsed, values_);
@@ -256,7 +283,8 @@ Status OptionTable::read_file(const std::string& path) {
   if (!text) return forward(text);
   std::istringstream file(*text);
   po::options_description all;
-  for (const auto& g : groups_) all.add(g);
+  for (const Group& g : groups_)
+    if (g.in_file) all.add(g.options);
   std::map<std::string, int> seen;
   std::string section, line;
   for (int number = 1; std::getline(file, line); ++number) {
@@ -296,13 +324,13 @@ Status OptionTable::read_file(const std::string& path) {
 
 std::string OptionTable::help() const {
   std::ostringstream out;
-  for (const auto& g : groups_) out << g << "\n";
+  for (const Group& g : groups_) out << g.options << "\n";
   return out.str();
 }
 
 void add_run_options(OptionTable& t, RunConfig& c) {
   t.group("The run");
-  t.text("run-dir", &c.run_dir, "folder of checkpoints and records");
+  t.path("run-dir", &c.run_dir, "folder of checkpoints and records");
   t.word_or_number(
       "resume", &c.resume, {"auto", "no"},
       "auto: continue from the newest good checkpoint, if any; no; or the step of one");

@@ -27,6 +27,8 @@ class OptionTable {
 
   // The options that follow are listed below this line in the help text.
   void group(const std::string& caption);
+  // Of options that no file has.
+  void command_group(const std::string& caption);
 
   // Each takes where the value goes, which holds the default already. Bounds are inclusive.
   template <class Int>
@@ -39,6 +41,8 @@ class OptionTable {
   // The same, or "auto": 0.
   void real_or_auto(const std::string& name, double* target, double lo, double hi,
                     const std::string& help);
+  // Not empty.
+  void path(const std::string& name, std::string* target, const std::string& help);
   // `shown`: the default appears in the help text.
   void text(const std::string& name, std::string* target, const std::string& help,
             bool shown = true);
@@ -85,7 +89,11 @@ class OptionTable {
                                 std::string_view dashes) const;
 
   std::string command_;
-  std::vector<boost::program_options::options_description> groups_;
+  struct Group {
+    boost::program_options::options_description options;
+    bool in_file;
+  };
+  std::vector<Group> groups_;
   std::map<std::string, Check> checks_;  // by name
   std::vector<std::pair<std::string, std::string*>> positionals_;
   boost::program_options::variables_map values_;

@@ -4,12 +4,14 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
 #include "base/file.h"
 #include "boot/hub.h"
 #include "boot/worker.h"
+#include "launcher/caught.h"
 #include "launcher/commands.h"
 #include "launcher/options.h"
 #include "launcher/supervisor.h"
@@ -53,7 +55,7 @@ struct Plan {
 
 void add_plan_options(OptionTable& t, Plan& plan) {
   constexpr int64_t most = 1 << 20;
-  t.group("Planning");
+  t.command_group("Planning");
   t.flag("plan", &plan.wanted, "say what the run needs and moves; train nothing");
   t.whole("ranks", &plan.site.ranks, 1, most, "of the run that is planned");
   t.whole("nodes", &plan.site.nodes, 1, most, "that they lie on");
@@ -64,16 +66,32 @@ Result<int> say_plan(const RunConfig& config, const Site& site) {
   auto plan = plan_run(config, site);
   if (!plan) return forward(plan);
   for (const std::string& line : plan->lines) std::puts(line.c_str());
-  std::fflush(stdout);
-  if (!plan->fits) return forward(plan->fits);
-  return exit_code::done;
+  if (!plan->fits) {
+    std::fflush(stdout);
+    return forward(plan->fits);
+  }
+  return all_written();
+}
+
+// Of the options that only a plan knows.
+Status check_plan(const Plan& plan) {
+  const Site usual;
+  const char* given = plan.site.ranks != usual.ranks       ? "--ranks"
+                      : plan.site.nodes != usual.nodes     ? "--nodes"
+                      : plan.site.network != usual.network ? "--network"
+                                                           : nullptr;
+  if (plan.wanted || !given) return {};
+  return fail(std::string(given) +
+                  " says nothing without --plan: a run has the ranks that srun or mpirun starts",
+              exit_code::usage);
 }
 
 Result<int> work(const RunConfig& config) {
   prctl(PR_SET_NAME, "train-worker");  // not "exe", in ps and top
+  ::signal(SIGPIPE, SIG_IGN);          // whoever read the progress lines may go
   auto control = make_worker_control();
   if (!control) return forward(control);
-  if (Status s = train(config, **control); !s) {
+  if (Status s = caught([&] { return train(config, **control); }); !s) {
     if (!(*control)->failed(s.error().what)) return forward(s);
     return s.error().exit;
   }
@@ -101,6 +119,7 @@ Result<int> run_train(const Invocation& call) {
   job.given = call.given;
   if (Status s = copy_pipe(file, job); !s) return forward(s);
   if (Status s = table.read_file(file); !s) return forward(s);
+  if (Status s = check_plan(plan); !s) return forward(s);
   if (plan.wanted) return say_plan(config, plan.site);
   if (is_worker()) return work(config);
   return supervise(job);

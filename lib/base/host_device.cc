@@ -13,6 +13,11 @@ namespace {
 
 constexpr size_t huge_page = size_t{2} << 20;
 
+// Whole ones, of which something needs one at least.
+std::string mebibytes(size_t bytes) {
+  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
 class HostBlock final : public Block {
  public:
   static Result<std::unique_ptr<Block>> make(size_t bytes) {
@@ -22,7 +27,7 @@ class HostBlock final : public Block {
     void* p =
         mmap(nullptr, block->mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
-      return fail_errno("no memory for " + std::to_string(bytes >> 20) + " MiB");
+      return fail_errno("no memory for " + mebibytes(bytes));
     }
     block->map_ = p;
     block->p_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + huge_page - 1) &
@@ -36,8 +41,7 @@ class HostBlock final : public Block {
     if (map_) munmap(map_, mapped_);
   }
   std::string describe() const override {
-    return std::to_string((size_ + (1 << 20) - 1) >> 20) +
-           (huge_ ? " MiB, huge pages asked for" : " MiB, small pages");
+    return mebibytes(size_) + (huge_ ? ", huge pages asked for" : ", small pages");
   }
 
  private:

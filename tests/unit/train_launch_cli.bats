@@ -97,12 +97,56 @@ refused() {
   [ "$(find fresh -name 'step-*' | wc -l)" -le 2 ]
 }
 
+@test "a run outlives whoever reads its lines" {
+  bash -c '"$1" train small.conf --data.path=text.txt --run-dir=run --train.steps=400 \
+    --train.log-every=1 --checkpoint.every=0; echo $? > code' bash "$program" | head -n 1
+  [ "$(cat code)" = 0 ]
+  [ -d run/step-000000400 ]
+}
+
+@test "an empty value is one, or is refused as one" {
+  train --run-dir=run --trace= > /dev/null
+  "$program" generate run --tokens=1 --prompt= > /dev/null
+  refused 2 "--run-dir must be a path" "$program" train small.conf --run-dir=
+  refused 2 "--train.steps must be" "$program" train small.conf --train.steps=
+  printf 'run-dir =\n' | cat - small.conf > empty.conf
+  refused 2 "empty.conf:1: run-dir must be a path" "$program" train empty.conf --data.path=text.txt
+  refused 2 "more than once" "$program" train small.conf --trace=a --trace=
+}
+
+@test "what only a plan knows is refused without one" {
+  for option in --ranks=2 --nodes=2 --network=1; do
+    refused 2 "${option%=*} says nothing without --plan" "$program" train small.conf "$option"
+  done
+  for line in plan=yes ranks=2 nodes=2 network=1; do
+    (echo "$line"; cat small.conf) > planned.conf
+    refused 2 "planned.conf:1: no option ${line%=*}" "$program" train planned.conf --plan
+  done
+  (echo tokens=5; cat small.conf) > text.conf
+  refused 2 "text.conf:1: no option tokens" "$program" generate text.conf --untrained
+}
+
+@test "a system that gives too little ends a run in words" {
+  [ "$(uname -m)" = x86_64 ] || skip "the limits below are those of one machine"
+  local limit code
+  for limit in 70000 80000 90000 100000 110000 120000 140000; do
+    rm -rf run
+    code=0
+    (ulimit -v "$limit"; train --run-dir=run --memory=1 --train.steps=50 > /dev/null 2> said) || code=$?
+    echo "$limit -> $code: $(cat said)"
+    [[ $code =~ ^(0|1|2|127)$ ]]  # 127: not even the libraries found room
+    ! grep -E 'terminate called|Aborted' said || return 1
+    [ "$(grep -c . said)" -le 2 ]
+  done
+}
+
 @test "output that is lost is a failure, but not of a run" {
   [ -w /dev/full ] || skip "there is no /dev/full"
   train --run-dir=run > /dev/full
-  for words in "generate run --tokens=5" "report run" "--help" "--version" "train --help"; do
+  for words in "generate run --tokens=5" "generate run --tokens=9000000000000000000" "report run" \
+    "--help" "--version" "train --help" "train small.conf --plan"; do
     # shellcheck disable=SC2086
-    ! "$program" $words > /dev/full 2> said || return 1
+    ! timeout 20 "$program" $words > /dev/full 2> said || return 1
     grep -q 'standard output' said
   done
 }
