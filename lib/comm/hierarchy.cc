@@ -131,6 +131,7 @@ Ticket Hierarchy::issue(Call call) {
 }
 
 Status Hierarchy::wait(Ticket ticket, Deadline deadline) {
+  const Node::Idle idle(*node_);
   if (auto done = queue_->wait(ticket, deadline); !done) return done;
   auto issued = issued_.extract(ticket);
   if (!issued) return {};
@@ -145,7 +146,7 @@ Status Hierarchy::all_sum(std::span<double> values, Deadline deadline) {
   Call call;
   call.kind = Kind::all_sum;
   call.values = values;
-  return queue_->run(std::move(call), deadline);
+  return run_now(std::move(call), deadline);
 }
 
 Status Hierarchy::broadcast(View v, int root, Deadline deadline) {
@@ -154,10 +155,15 @@ Status Hierarchy::broadcast(View v, int root, Deadline deadline) {
   call.view = v;
   call.root = root;
   if (root < 0 || root >= size_) call.refused = "no such root";
-  return queue_->run(std::move(call), deadline);
+  return run_now(std::move(call), deadline);
 }
 
-Status Hierarchy::barrier(Deadline deadline) { return queue_->run(Call(), deadline); }
+Status Hierarchy::barrier(Deadline deadline) { return run_now(Call(), deadline); }
+
+Status Hierarchy::run_now(Call call, Deadline deadline) {
+  const Node::Idle idle(*node_);
+  return queue_->run(std::move(call), deadline);
+}
 
 void Hierarchy::abort() noexcept { queue_->poison({"the communicator was aborted"}); }
 

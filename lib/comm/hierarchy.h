@@ -59,6 +59,7 @@ class Hierarchy final : public Comm, private Queue::Runner {
   Call collective(Kind kind, View v, const Owners& owners, Event after) const;
   Ticket issue_sum(Kind kind, View v, const Owners& owners, DType wire, Event after);
   Ticket issue(Call call);
+  Status run_now(Call call, Deadline deadline);
   Status dispatch(const Call& call);
   Status run_reduce_scatter(const Call& call);
   Status run_all_reduce(const Call& call);

@@ -46,6 +46,8 @@ namespace {
 
 // How long a sleep lasts before looking whether the others still live.
 constexpr std::chrono::milliseconds nap{200};
+// What sleeping and being woken costs at most, on virtual machines.
+constexpr std::chrono::microseconds wake_up{50};
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -163,7 +165,9 @@ Status Node::verify(std::span<const uint64_t> nonces) {
   }
   // Spinning helps only while the one that is waited for runs at the same time.
   const int cpus = CPU_COUNT(&all);
-  spins_ = cpus < count_ ? 0 : cpus < 2 * count_ ? 200 : 2000;
+  if (cpus < count_) return {};
+  spin_idle_ = wake_up;
+  spin_busy_ = cpus < 2 * count_ ? wake_up / 10 : wake_up;
   return {};
 }
 
@@ -250,13 +254,24 @@ Status Node::wait_left(Ticket ticket, Deadline deadline) {
   return wait(common_->left, &Line::left, static_cast<uint32_t>(ticket), deadline);
 }
 
+bool Node::spin(const Word& word, uint32_t all) const {
+  if (spin_idle_.count() == 0) return false;
+  const Clock::time_point start = Clock::now();
+  Clock::duration patience;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (Word::reached(word.value.load(std::memory_order_acquire), all)) return true;
+      relax();
+    }
+    patience = idle_.load(std::memory_order_relaxed) ? spin_idle_ : spin_busy_;
+  } while (Clock::now() - start < patience);
+  return false;
+}
+
 Status Node::wait(Word& word, std::atomic<uint32_t> Line::*progress, uint32_t target,
                   Deadline deadline) {
   const uint32_t all = target * static_cast<uint32_t>(count_);
-  for (int i = 0; i < spins_; ++i) {
-    if (Word::reached(word.value.load(std::memory_order_acquire), all)) return {};
-    relax();
-  }
+  if (spin(word, all)) return {};
   for (Clock::time_point looked = Clock::now();;) {
     uint32_t value = word.value.load(std::memory_order_acquire);
     if (value & 1) return peer_failed();

@@ -2,8 +2,9 @@
 // the words by which they wait for each other.
 //
 // A collective consists of meetings (all ranks of the node have come this far) and ends by leaving:
-// a rank that has left touches the others' memory no more. Waiting spins briefly, if there is a
-// processor to spare, and then sleeps on the word in the kernel.
+// a rank that has left touches the others' memory no more. Waiting spins, if every rank can have a
+// processor to itself, for as long as it costs to sleep and be woken, or less where the rank
+// computes meanwhile; and then sleeps on the word in the kernel.
 #pragma once
 
 #include <atomic>
@@ -44,6 +45,18 @@ class Node {
   // Scratch memory that all may write, in two halves.
   std::byte* stage(int half) const;
 
+  // While one lives, the rank's own thread waits, and needs no processor.
+  class Idle {
+   public:
+    explicit Idle(Node& node) : node_(node) { node_.idle_.store(true, std::memory_order_relaxed); }
+    ~Idle() { node_.idle_.store(false, std::memory_order_relaxed); }
+    Idle(const Idle&) = delete;
+    Idle& operator=(const Idle&) = delete;
+
+   private:
+    Node& node_;
+  };
+
   // Returns when all have come; the same calls must meet.
   Status meet(const Call& call);
   void leave();
@@ -63,6 +76,7 @@ class Node {
   Node(const World& world, int first, int count, int me);
   Status exchange_processes(Deadline deadline);
   Line* lines() const;
+  bool spin(const Word& word, uint32_t all) const;
   Status wait(Word& word, std::atomic<uint32_t> Line::*progress, uint32_t target,
               Deadline deadline);
   Status check_dead(std::atomic<uint32_t> Line::*progress, uint32_t target) const;
@@ -76,7 +90,8 @@ class Node {
   std::vector<Fd> processes_;  // by local rank: readable when the process has ended
   Segment common_memory_;
   Common* common_ = nullptr;
-  int spins_ = 0;
+  Clock::duration spin_idle_{0}, spin_busy_{0};  // how long
+  std::atomic<bool> idle_{false};
   uint32_t meetings_ = 0;
   uint32_t departures_ = 0;
   std::atomic<Stop> stop_{Stop::none};
