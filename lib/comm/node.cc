@@ -254,6 +254,7 @@ Status Node::wait_left(Ticket ticket, Deadline deadline) {
   return wait(common_->left, &Line::left, static_cast<uint32_t>(ticket), deadline);
 }
 
+// It gives way to the one that is waited for, should that be on the same processor after all.
 bool Node::spin(const Word& word, uint32_t all) const {
   if (spin_idle_.count() == 0) return false;
   const Clock::time_point start = Clock::now();
@@ -263,6 +264,7 @@ bool Node::spin(const Word& word, uint32_t all) const {
       if (Word::reached(word.value.load(std::memory_order_acquire), all)) return true;
       relax();
     }
+    sched_yield();
     patience = idle_.load(std::memory_order_relaxed) ? spin_idle_ : spin_busy_;
   } while (Clock::now() - start < patience);
   return false;

@@ -1,13 +1,15 @@
 // How fast ranks move numbers: an all-reduce of buffers that are written anew before each round,
 // beside memcpy on one rank and Open MPI's MPI_Allreduce in the same run, as it comes and with the
-// settings that suit it (memory in huge pages, kept by malloc). For each size: the median time of
-// the slowest rank, the bandwidth (bytes of the buffer / time), and the ratios to the others; then
-// what it cost a rank on average, processor time and sleeps.
+// settings that suit it (memory in huge pages, kept by malloc). Ranks have a processor each where
+// there are enough, as under a launcher and under mpirun. For each size: the median time of the
+// slowest rank, the bandwidth (bytes of the buffer / time), and the ratios to the others; then what
+// it cost a rank on average, processor time and sleeps.
 //
 //   comm_bench [--rounds N] [--repeat N] [--mpi PROGRAM] [RANKS_ON_NODE_1 ...]     default: 2
 //
 // --repeat measures ours and theirs in turn so often, and takes medians. --mpi: a program made from
 // comm_mpi.cc; without it one is built if mpicxx and mpirun are there.
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -67,10 +69,21 @@ double memcpy_time(size_t bytes, int rounds) {
   return median(times);
 }
 
+// A processor for this rank alone, if there is one for each.
+void take_processor(const World& w) {
+  cpu_set_t mine, one;
+  CPU_ZERO(&one);
+  if (sched_getaffinity(0, sizeof(mine), &mine) != 0 || CPU_COUNT(&mine) < w.size) return;
+  for (int cpu = 0, found = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &mine) && found++ == w.rank) CPU_SET(cpu, &one);
+  sched_setaffinity(0, sizeof(one), &one);
+}
+
 // Rank 0: a line "BYTES SECONDS MEMCPY_SECONDS CPU_US SLEEPS" for each size, and for the latencies
 // "NAME SECONDS".
 std::string measure(Control& control, const std::vector<int>& sockets, int rounds) {
   const World& w = control.world();
+  take_processor(w);
   const Deadline end = Deadline::in(Seconds(300));
   CommOptions options;
   options.interface = "lo";
