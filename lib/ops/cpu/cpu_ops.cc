@@ -47,7 +47,7 @@ class CpuOps final : public Ops {
     const int64_t head_width = width / limits.heads;
     const size_t attention =
         sizeof(float) * static_cast<size_t>(team_.size()) *
-        static_cast<size_t>(std::max(attention_floats(head_width),
+        static_cast<size_t>(std::max(attention_floats(head_width, limits.context),
                                      attention_back_floats(head_width, limits.context)));
     size_t products = 0;
     for (const int64_t out : {width, 3 * width, 4 * width}) {
@@ -136,12 +136,13 @@ class CpuOps final : public Ops {
 
   // The last blocks of queries see the most keys, so they come first.
   void attention(Stream&, const Attention& o) override {
-    const int64_t blocks = (o.context - o.first + attention_block - 1) / attention_block;
-    const int64_t pairs = o.sequences * o.heads;
-    const int64_t floats = attention_floats(o.out.cols() / o.heads);
+    const int64_t pairs = o.sequences * o.heads, queries = o.context - o.first;
+    const int64_t blocks = (queries + attention_queries - 1) / attention_queries;
+    const int64_t parts = std::clamp(4 * team_.size() / pairs, int64_t{1}, blocks);
+    const int64_t floats = attention_floats(o.out.cols() / o.heads, o.context);
     float* scratch = scratch_floats(team_.size() * floats);
-    team_.each(pairs * blocks, [&](int64_t i, int thread) {
-      loops_.attention(head(o, i % pairs), blocks - 1 - i / pairs, scratch + thread * floats);
+    team_.each(pairs * parts, [&](int64_t i, int thread) {
+      loops_.attention(head(o, i / parts), i % parts, parts, scratch + thread * floats);
     });
   }
 

@@ -49,9 +49,9 @@ constexpr int64_t panel_columns(int64_t n, int64_t k) {
 int64_t product_floats(int64_t m, int64_t n, int64_t k, bool wide) {
   return group_floats + panel_floats + (k > product_slice && !wide ? m * n : 0);
 }
-int64_t attention_floats(int64_t width) {
-  constexpr int64_t b = attention_block;
-  return 4 * b * padded(width) + b * b + 3 * b;
+int64_t attention_floats(int64_t width, int64_t context) {
+  constexpr int64_t queries = attention_queries;
+  return 2 * (padded(context) + queries) * padded(width) + queries * (attention_keys + 3);
 }
 int64_t attention_back_floats(int64_t width, int64_t context) {
   constexpr int64_t b = attention_block;

@@ -89,8 +89,8 @@ struct Loops {
 
   // Scratch of product_floats().
   void (*product)(const Product<T>& product, float* scratch);
-  // Queries [first + block * attention_block, ...) of a head; scratch of attention_floats(width).
-  void (*attention)(const AttentionHead<T>& head, int64_t block, float* scratch);
+  // One of so many parts of a head's queries; scratch of attention_floats(width, context).
+  void (*attention)(const AttentionHead<T>& head, int64_t part, int64_t parts, float* scratch);
   // A whole head; scratch of attention_back_floats(width, context).
   void (*attention_back)(const AttentionHeadBack<T>& head, float* scratch);
 };
@@ -123,8 +123,9 @@ const Loops<T>& loops_of(const Kernels& kernels) {
 // does which does not show in the bits.
 inline constexpr int64_t kernel_unit = 64;
 
-inline constexpr int64_t attention_block = 64;
-int64_t attention_floats(int64_t width);
+// Queries that attention works on at a time, and keys; and both, in the backward pass.
+inline constexpr int64_t attention_queries = 32, attention_keys = 128, attention_block = 64;
+int64_t attention_floats(int64_t width, int64_t context);
 int64_t attention_back_floats(int64_t width, int64_t context);
 
 // Those that this machine can run, best first; never empty.
