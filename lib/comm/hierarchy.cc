@@ -11,11 +11,7 @@ namespace trainlaunch {
 
 namespace {
 
-// Partial sums travel in pieces of this many elements, so that one is summed and sent while the one
-// before it is on its way.
-constexpr int64_t piece = 256 << 10;
-// How many pieces from each node are awaited at a time.
-constexpr int64_t ahead = 4;
+constexpr int64_t piece = Awaited::piece;
 // Sums are handed out in blocks of this many elements, which the nearest cache has several of.
 constexpr int64_t block = 512;
 // How long an orderly end waits for the others to have received everything.
@@ -270,14 +266,15 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
   const int64_t begin = call.owners.offset(rank_), count = call.owners.count(rank_);
   float* const mine = call.view.as<float>() + begin;
   const int64_t pieces = mesh_ ? pieces_of(count) : 0;
-  const int64_t window = std::min(pieces, ahead);
   const size_t unit = bytes_of(call.wire);
   const bool rounded = mesh_ && call.wire == DType::bf16;
   const auto elsewhere = [&](const Group& g) { return g.node != my_node_; };
 
-  // Room for `window` pieces of each group elsewhere, used in turn.
+  // Room for some pieces of each group elsewhere, used in turn.
+  const Awaited awaited(count, std::count_if(groups_.begin(), groups_.end(), elsewhere));
+  const int64_t window = awaited.window;
   const auto room = [&](int64_t group, int64_t index) {
-    return scratch_.data() + (group * window + index % window) * piece;
+    return scratch_.data() + (group * window + index % window) * awaited.length;
   };
   std::vector<std::vector<Transfer>> coming(pieces);
   const auto expect = [&](int64_t i) -> Status {
@@ -291,8 +288,7 @@ Status Hierarchy::run_reduce_scatter(const Call& call) {
     }
     return {};
   };
-  const int64_t others = std::count_if(groups_.begin(), groups_.end(), elsewhere);
-  if (const size_t need = static_cast<size_t>(others * window * piece); scratch_.size() < need)
+  if (const auto need = static_cast<size_t>(awaited.elements()); scratch_.size() < need)
     scratch_.resize(need);
   for (int64_t i = 0; i < window; ++i)
     if (auto r = expect(i); !r) return r;

@@ -118,6 +118,11 @@ Result<std::unique_ptr<Comm>> make_comm(Control& control, const std::vector<int>
                                         const CommOptions& options) {
   const World& w = control.world();
   if (w.size == 1) return make_single_comm();
+  constexpr size_t most = Node::stage_bytes / sizeof(double);
+  if (static_cast<size_t>(w.size) > most)
+    return fail(std::to_string(w.size) + " ranks are more than the " + std::to_string(most) +
+                    " that this communicator has room for",
+                exit_code::usage);
   if (options.order == SumOrder::tree && !std::has_single_bit(static_cast<unsigned>(w.size)))
     return fail(std::to_string(w.size) + " ranks are no power of two: their sums make no tree");
   const Deadline deadline = Deadline::in(options.timeout);

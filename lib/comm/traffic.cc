@@ -66,4 +66,11 @@ Moved moved_by_all_gather(const Places& places, int rank, const Owners& owners, 
   return moved;
 }
 
+uint64_t kept_for_sums(const Places& places, int rank, int64_t count) {
+  const int here = node_of(places.first, rank);
+  int64_t elsewhere = 0;
+  for (const Group& g : plan_groups(places.first, places.order)) elsewhere += g.node != here;
+  return bytes(Awaited(count, elsewhere).elements(), DType::f32);
+}
+
 }  // namespace trainlaunch

@@ -23,4 +23,8 @@ Moved moved_by_reduce_scatter(const Places& places, int rank, const Owners& owne
 Moved moved_by_all_reduce(const Places& places, int rank, const Owners& owners, DType wire);
 Moved moved_by_all_gather(const Places& places, int rank, const Owners& owners, DType type);
 
+// Bytes that a rank keeps for what other nodes send it, if the largest part that it owns of any
+// view that is reduced has `count` elements.
+uint64_t kept_for_sums(const Places& places, int rank, int64_t count);
+
 }  // namespace trainlaunch

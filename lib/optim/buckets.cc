@@ -44,7 +44,7 @@ std::vector<Bucket> plan_buckets(const Layout& layout, std::span<const ParamSpec
 
 Result<int64_t> measure_bucket(Comm& comm, View memory, DType wire, Seconds timeout) {
   if (comm.size() == 1) return usual_bucket;
-  constexpr std::array<int64_t, 4> sizes{1 << 20, 4 << 20, 16 << 20, 64 << 20};
+  constexpr std::array<int64_t, 4> sizes{1 << 20, 4 << 20, 16 << 20, largest_trial};
   constexpr int rounds = 4;  // the first one is to warm up
   constexpr double nearly = 0.85;
   const Deadline deadline = Deadline::in(timeout);

@@ -26,6 +26,9 @@ std::vector<Bucket> plan_buckets(const Layout& layout, std::span<const ParamSpec
 // What is taken where there is nothing to measure.
 inline constexpr int64_t usual_bucket = int64_t{25} << 20;
 
+// The largest size that is tried.
+inline constexpr int64_t largest_trial = int64_t{64} << 20;
+
 // How large buckets should be on this communicator: the smallest of a few sizes whose reduction
 // is nearly as fast, by bytes, as that of the fastest. The same on every rank; collective. `memory`
 // is the communicator's, f32; what is in it is lost.

@@ -76,6 +76,16 @@ MemoryPlan memory_of(const ShardSetup& s, int rank, int ranks) {
   return m;
 }
 
+uint64_t memory_for_sums(const ShardSetup& s, int rank, const Places& places) {
+  int64_t most = 0;
+  for (const Bucket& b : buckets_of(s, places.ranks())) most = std::max(most, b.owners.count(rank));
+  if (s.options.bucket_bytes == 0)
+    most = std::max(
+        most, std::min(largest_trial / static_cast<int64_t>(sizeof(float)), s.layout.elements()) /
+                  places.ranks());
+  return kept_for_sums(places, rank, most);
+}
+
 Moved traffic_of(const ShardSetup& s, int rank, const Places& places, int64_t passes) {
   const ShardPolicy policy = s.options.policy;
   const std::vector<Bucket> buckets = buckets_of(s, places.ranks());

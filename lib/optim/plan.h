@@ -28,6 +28,9 @@ struct MemoryPlan {
 };
 MemoryPlan memory_of(const ShardSetup& setup, int rank, int ranks);
 
+// What the communicator of that rank keeps for partial sums from other nodes, in bytes.
+uint64_t memory_for_sums(const ShardSetup& setup, int rank, const Places& places);
+
 // What one rank moves in a step in which every rank runs `passes` passes: equal to what
 // Comm::moved() counts from one step to the next. In bytes of the view, for R ranks, w as above, P
 // passes and wire bytes g (4 or 2), each of which a node that others are on sends once to each:

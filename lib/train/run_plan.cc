@@ -29,11 +29,12 @@ double arithmetic_per_token(const RunConfig& config, const Model& model) {
   return flops + ((flops - head) / 3 - last_products) * (layers - 1) / layers;
 }
 
-std::vector<int> first_ranks(const Site& site) {
-  std::vector<int> first{0};
+// The node of each rank.
+std::vector<int> nodes_of(const Site& site) {
+  std::vector<int> nodes;
   for (int node = 0; node < site.nodes; ++node)
-    first.push_back(first.back() + site.ranks / site.nodes + (node < site.ranks % site.nodes));
-  return first;
+    nodes.insert(nodes.end(), site.ranks / site.nodes + (node < site.ranks % site.nodes), node);
+  return nodes;
 }
 
 // Of the rank with most to do.
@@ -86,8 +87,18 @@ uint64_t MemoryNeed::total() const {
                          [](uint64_t sum, const Item& i) { return sum + i.bytes; });
 }
 
-Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int threads,
+Places places_of(const RunConfig& config, std::span<const int> node_of) {
+  Places places{
+      {}, config.deterministic == Deterministic::canonical ? SumOrder::tree : SumOrder::nodes};
+  for (size_t r = 0; r < node_of.size(); ++r)
+    if (r == 0 || node_of[r] != node_of[r - 1]) places.first.push_back(static_cast<int>(r));
+  places.first.push_back(static_cast<int>(node_of.size()));
+  return places;
+}
+
+Result<MemoryNeed> memory_need(const RunConfig& config, int rank, const Places& places, int threads,
                                uint64_t program) {
+  const int ranks = places.ranks();
   auto e = make_planned_engine(config, ranks, threads);
   if (!e) return forward(e);
   const ShardOptions options = shard_options(config);
@@ -109,6 +120,7 @@ Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int
   add("gradients", shard.gradients);
   add("optimizer state", shard.optimizer);
   add("buffers of the sharding", shard.buffers);
+  add("partial sums from other nodes", memory_for_sums(setup, rank, places));
   for (const Arena::Item& item : e->arena.items()) add(item.what, item.bytes);
   add("lists of samples", lists_of(config, ranks));
   add("copy for checkpoints", 3 * own);
@@ -154,13 +166,11 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
                 exit_code::usage);
   if (auto s = check_batches(config, site.ranks); !s) return forward(s);
   const uint64_t program = resident_share();
-  const Places places{first_ranks(site), config.deterministic == Deterministic::canonical
-                                             ? SumOrder::tree
-                                             : SumOrder::nodes};
+  const Places places = places_of(config, nodes_of(site));
   const int of_node = places.first[1];  // ranks of the fullest node
   const Allowance allowed = allowance(config, of_node);
   const int threads = planned_threads(config, of_node);
-  auto need = memory_need(config, 0, site.ranks, threads, program);
+  auto need = memory_need(config, 0, places, threads, program);
   if (!need) return forward(need);
   auto e = make_planned_engine(config, site.ranks, threads);
   if (!e) return forward(e);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/base.h"
+#include "comm/traffic.h"
 #include "train/config.h"
 #include "train/memory.h"
 
@@ -23,8 +25,10 @@ struct MemoryNeed {
   uint64_t total() const;
 };
 // `program`: what the process has already, before it makes anything of the run (resident_share()).
-Result<MemoryNeed> memory_need(const RunConfig& config, int rank, int ranks, int threads,
+Result<MemoryNeed> memory_need(const RunConfig& config, int rank, const Places& places, int threads,
                                uint64_t program);
+// Where the ranks of a run are, by how many each node has.
+Places places_of(const RunConfig& config, std::span<const int> node_of);
 
 // Refuses (usage) a run that needs more than is allowed, with the number that is missing. The
 // configuration's `memory` is for everything; what the system allows is besides the program, which

@@ -158,7 +158,8 @@ class Run {
 
   // Before anything large is allocated, on any rank of the node.
   Status fits(int threads) const {
-    auto need = memory_need(config_, world_.rank, world_.size, threads, resident_share());
+    auto need = memory_need(config_, world_.rank, places_of(config_, world_.node_of), threads,
+                            resident_share());
     if (!need) return forward(need);
     const auto of_node = std::count(world_.node_of.begin(), world_.node_of.end(), world_.node);
     return check_memory(config_, *need, allowance(config_, static_cast<int>(of_node)));

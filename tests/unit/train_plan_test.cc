@@ -34,6 +34,8 @@ struct FakeKernel {
   Allowance allowed(int ranks) const { return allowed_memory(ranks, files); }
 };
 
+Places on_one_node(int ranks) { return {{0, ranks}}; }
+
 uint64_t bytes_of_item(const MemoryNeed& need, const std::string& what) {
   for (const MemoryNeed::Item& i : need.items)
     if (i.what == what) return i.bytes;
@@ -74,7 +76,7 @@ void check_memory_taken(const RunConfig& c, int ranks) {
         (void)!freopen("/dev/null", "w", stdout);
         Weighed worker(control, sockets);
         const uint64_t program = resident_share();
-        const auto need = memory_need(c, control.world().rank, ranks, 1, program);
+        const auto need = memory_need(c, control.world().rank, on_one_node(ranks), 1, program);
         if (!need) return need.error().what;
         if (auto s = train(c, worker); !s) return s.error().what;
         return std::to_string(worker.bytes) + " " + std::to_string(need->total());
@@ -138,7 +140,7 @@ TEST_CASE("memory by kind is what the formulas say") {
   const double N = 2 * (12 * 416 * 416 + 13 * 416) + (256 + 64) * 416 + 2 * 416;
   for (const int ranks : {1, 2, 4}) {
     c.parallel.shard = ShardPolicy::optimizer;
-    auto need = memory_need(c, 0, ranks, 1, 5 * MiB);
+    auto need = memory_need(c, 0, on_one_node(ranks), 1, 5 * MiB);
     REQUIRE(need);
     CHECK(bytes_of_item(*need, "program and libraries") == 5 * MiB);
     CHECK(bytes_of_item(*need, "weights") == doctest::Approx(4 * N).epsilon(0.02));
@@ -147,13 +149,13 @@ TEST_CASE("memory by kind is what the formulas say") {
     CHECK(bytes_of_item(*need, "copy for checkpoints") ==
           doctest::Approx(12 * N / ranks).epsilon(0.03));
     c.parallel.shard = ShardPolicy::none;
-    need = memory_need(c, 0, ranks, 1, 0);
+    need = memory_need(c, 0, on_one_node(ranks), 1, 0);
     REQUIRE(need);
     CHECK(bytes_of_item(*need, "optimizer state") == doctest::Approx(8 * N).epsilon(0.02));
   }
-  auto plain = memory_need(c, 0, 1, 1, 0);
+  auto plain = memory_need(c, 0, on_one_node(1), 1, 0);
   c.train.recompute = Recompute::block;
-  auto again = memory_need(c, 0, 1, 1, 0);
+  auto again = memory_need(c, 0, on_one_node(1), 1, 0);
   REQUIRE(plain);
   REQUIRE(again);
   CHECK(bytes_of_item(*again, "activations") < bytes_of_item(*plain, "activations") * 0.6);
@@ -167,7 +169,7 @@ TEST_CASE("what does not fit is refused with what is missing, before anything is
   REQUIRE(plan);
   REQUIRE_FALSE(plan->fits);
   CHECK(plan->fits.error().exit == exit_code::usage);
-  auto need = memory_need(c, 0, 2, 1, 0);
+  auto need = memory_need(c, 0, on_one_node(2), 1, 0);
   REQUIRE(need);
   const std::string missing = "are missing: it may use 32.0 MiB (memory of the configuration)";
   CHECK_MESSAGE(plan->fits.error().what.find(missing) != std::string::npos,
@@ -219,7 +221,7 @@ TEST_CASE("no size that the options allow overflows: it is planned, or refused b
     for (int64_t sequences = 1; sequences <= 256; sequences *= 16) {
       c.train.global_batch = c.train.micro_batch = sequences;
       c.model = {1000, 1, 1 << 17, 1 << 20};
-      const auto need = memory_need(c, 0, 1, 4096, 0);
+      const auto need = memory_need(c, 0, on_one_node(1), 4096, 0);
       REQUIRE(need);
       CHECK(static_cast<double>(need->total()) > before);
       CHECK(bytes_of_item(*need, "activations") > 1e9 * static_cast<double>(sequences));
@@ -239,12 +241,34 @@ TEST_CASE("what grows with the number of micro-batches is in the plan") {
     const auto plan = plan_run(c, {2, 2});  // and is planned at once, however many passes there are
     REQUIRE(plan);
     CHECK_FALSE(plan->fits);
-    const auto need = memory_need(c, 0, 2, 1, 0);
+    const auto need = memory_need(c, 0, on_one_node(2), 1, 0);
     REQUIRE(need);
     // A loss and a count of each in f64, and 16 bytes for each of the rank's own.
     CHECK(bytes_of_item(*need, "lists of samples") ==
           doctest::Approx(std::pow(2.0, 31) * (16 + 8)).epsilon(1e-3));
   }
+}
+
+TEST_CASE("what other nodes send has room in the plan") {
+  Temporary dir;
+  RunConfig c = weighty(dir, "run");
+  const std::string item = "partial sums from other nodes";
+  const auto room = [&](const Places& places) {
+    const auto need = memory_need(c, 0, places, 1, 0);
+    REQUIRE(need);
+    return bytes_of_item(*need, item);
+  };
+  CHECK(room(on_one_node(4)) == 0);
+  // Up to four pieces of 1 MiB of the owned part of a bucket, of each other node. The largest
+  // bucket is one parameter of 4 x 416 x 416.
+  const uint64_t bucket = 4 * (4 * 416 * 416), tile = 4096;
+  CHECK(room({{0, 1, 2}}) <= 2 * MiB);
+  CHECK(room({{0, 1, 2}}) >= bucket / 2);
+  CHECK(room({{0, 1, 2, 3, 4}}) >= 3 * bucket / 4);
+  CHECK(room({{0, 1, 2, 3, 4}}) <= 3 * (bucket / 4 + tile));
+  c.model = {1, 8, 4096, 64};
+  CHECK(room({{0, 1, 2}}) == 4 * MiB);
+  CHECK(room({{0, 1, 2, 3, 4}}) == 12 * MiB);
 }
 
 TEST_CASE("scratch memory grows with the rows of a batch, not with the weights") {
@@ -256,11 +280,11 @@ TEST_CASE("scratch memory grows with the rows of a batch, not with the weights")
     c.precision.compute = type;
     c.model = {1, 16, 16384, 1024};
     for (const int threads : {1, 16}) {
-      const auto need = memory_need(c, 0, 1, threads, 0);
+      const auto need = memory_need(c, 0, on_one_node(1), threads, 0);
       REQUIRE(need);
       // Sums of one product of bf16 at most, besides what each thread copies.
       const double sums = type == DType::f32 ? 0 : 4.0 * 1024 * 65536;
-      CHECK(bytes_of_item(*need, "scratch") < sums * 1.2 + 8e6 * (threads + 1));
+      CHECK(bytes_of_item(*need, "scratch") < sums * 1.2 + 16e6 * (threads + 1));
     }
   }
 }
