@@ -54,9 +54,9 @@ int64_t attention_floats(int64_t width, int64_t context) {
   return 2 * (padded(context) + queries) * padded(width) + queries * (attention_keys + 3);
 }
 int64_t attention_back_floats(int64_t width, int64_t context) {
-  constexpr int64_t b = attention_block;
-  const int64_t rows = (context + b - 1) / b * b;
-  return 7 * b * padded(width) + 2 * b * b + rows * (padded(width) + 1);
+  constexpr int64_t keys = attention_back_keys;
+  return padded(context) * (3 * padded(width) + 2) +
+         keys * (5 * padded(width) + 2 * attention_back_queries);
 }
 
 namespace baseline {

@@ -123,8 +123,9 @@ const Loops<T>& loops_of(const Kernels& kernels) {
 // does which does not show in the bits.
 inline constexpr int64_t kernel_unit = 64;
 
-// Queries that attention works on at a time, and keys; and both, in the backward pass.
-inline constexpr int64_t attention_queries = 32, attention_keys = 128, attention_block = 64;
+// Queries that attention works on at a time, and keys; and both in the backward pass.
+inline constexpr int64_t attention_queries = 32, attention_keys = 128;
+inline constexpr int64_t attention_back_queries = 64, attention_back_keys = 64;
 int64_t attention_floats(int64_t width, int64_t context);
 int64_t attention_back_floats(int64_t width, int64_t context);
 
