@@ -23,13 +23,30 @@ Seconds Trace::total(std::string_view track) const {
 Status Trace::write(const std::string& path) const {
   auto us = [](Clock::duration d) { return std::chrono::duration<double, std::micro>(d).count(); };
   nlohmann::json events = nlohmann::json::array();
+  const auto named = [&](const char* what, int thread, const std::string& name) {
+    events.push_back({{"name", what},
+                      {"cat", "__metadata"},
+                      {"ph", "M"},
+                      {"ts", 0},
+                      {"pid", rank_},
+                      {"tid", thread},
+                      {"args", {{"name", name}}}});
+  };
   std::lock_guard lock(mutex_);
+  // Viewers tell rows apart by number. Where that is a word, some put all into one row.
+  std::map<std::string, int, std::less<>> row;
+  named("process_name", 0, "rank " + std::to_string(rank_));
+  for (const auto& [track, time] : totals_) {
+    const int number = static_cast<int>(row.size()) + 1;
+    row[track] = number;
+    named("thread_name", number, track);
+  }
   for (const Span& s : spans_) {
     events.push_back({{"name", s.name},
                       {"cat", s.track},
                       {"ph", "X"},
                       {"pid", rank_},
-                      {"tid", s.track},
+                      {"tid", row[s.track]},
                       {"ts", us(s.begin - zero_)},
                       {"dur", us(s.end - s.begin)}});
   }

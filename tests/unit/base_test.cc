@@ -5,6 +5,11 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/trace.h"
+#include "temporary.h"
 
 using namespace trainlaunch;
 
@@ -91,4 +96,38 @@ TEST_CASE("words stand between blanks, and are parts of the text") {
   CHECK(words(" \t").empty());
   CHECK(trim("\t a b \r") == "a b");
   CHECK(trim(" ").empty());
+}
+
+TEST_CASE(
+    "a trace is what viewers expect: numbered rows that have names, and times from the start") {
+  const Temporary folder;
+  const std::string path = folder / "trace.json";
+  Trace trace(3);
+  const auto now = Clock::now();
+  trace.span("compute", "forward \"1\"", now, now + std::chrono::microseconds(20));
+  trace.span("comm", "sum", now + std::chrono::microseconds(5), now + std::chrono::microseconds(9));
+  trace.span("compute", "backward", now + std::chrono::microseconds(20),
+             now + std::chrono::seconds(2));
+  REQUIRE(trace.write(path));
+  const auto whole = nlohmann::json::parse(read_file(path), nullptr, false);
+  REQUIRE_FALSE(whole.is_discarded());
+  std::map<int, std::string> rows;
+  std::map<std::string, std::string> row_of;
+  for (const auto& e : whole["traceEvents"]) {
+    REQUIRE(e["tid"].is_number_unsigned());
+    CHECK(e["pid"].get<int>() == 3);
+    const int row = e["tid"].get<int>();
+    if (e["ph"].get<std::string>() == "M") {
+      if (row > 0) rows[row] = e["args"]["name"].get<std::string>();
+      continue;
+    }
+    CHECK(e["ph"].get<std::string>() == "X");
+    CHECK(e["ts"].get<double>() >= 0);
+    CHECK(e["ts"].get<double>() < 60e6);
+    row_of[e["name"].get<std::string>()] = rows.at(row);
+    if (e["name"].get<std::string>() == "sum") CHECK(e["dur"].get<double>() == doctest::Approx(4));
+  }
+  CHECK(rows.size() == 2);
+  CHECK(row_of == std::map<std::string, std::string>{
+                      {"forward \"1\"", "compute"}, {"sum", "comm"}, {"backward", "compute"}});
 }
