@@ -8,7 +8,7 @@
 
 // A version for wider vectors, chosen when the program starts.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__)
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define WITH_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
 #else
 #define WITH_WIDE_VECTORS
