@@ -9,6 +9,7 @@
 #include "train/sample.h"
 #include "train/settings.h"
 #include "train/train.h"
+#include "train/words.h"
 
 namespace trainlaunch {
 
@@ -61,8 +62,8 @@ Status generate(Engine& engine, const GenerateOptions& options, const TextSink& 
   for (int64_t i = 0; i < options.tokens; ++i) {
     if (auto s = reading.read(text, logits); !s) return s;
     if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }))
-      return fail("after " + std::to_string(text.size()) +
-                  " bytes of text the model's output is not finite: its weights are not, or too "
+      return fail("after " + plural(text.size(), "byte") +
+                  " of text the model's output is not finite: its weights are not, or too "
                   "large; an older checkpoint may be good (--step)");
     text.push_back(choose(logits, options, static_cast<uint64_t>(i)));
     if (!out(printable.put(static_cast<uint8_t>(text.back())))) return {};

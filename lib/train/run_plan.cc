@@ -164,6 +164,12 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
     return fail("--nodes=" + std::to_string(site.nodes) + ", but --ranks=" +
                     std::to_string(site.ranks) + ": each node has a rank at least",
                 exit_code::usage);
+  constexpr int most_of_node = 4096;
+  if ((site.ranks - 1) / site.nodes >= most_of_node)
+    return fail("--ranks=" + std::to_string(site.ranks) +
+                    " on --nodes=" + std::to_string(site.nodes) + ": more than " +
+                    std::to_string(most_of_node) + " on a node",
+                exit_code::usage);
   if (auto s = check_batches(config, site.ranks); !s) return forward(s);
   const uint64_t program = resident_share();
   const Places places = places_of(config, nodes_of(site));

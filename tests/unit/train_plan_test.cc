@@ -305,9 +305,12 @@ TEST_CASE("a plan has everything, and ranks on several nodes a wire") {
   CHECK_FALSE(has_line(*one, "wire "));
   CHECK(has_line(*four, "wire        a node sends "));
   CHECK(has_line(*four, "assumed     12.5 GB/s of a node's network, 10 GB/s between ranks"));
-  auto wrong = plan_run(c, {1, 2});
-  REQUIRE_FALSE(wrong);
-  CHECK(wrong.error().exit == exit_code::usage);
+  for (const Site& site : {Site{1, 2}, Site{4097, 1}, Site{1 << 20, 255}}) {
+    const auto wrong = plan_run(c, site);
+    REQUIRE_FALSE(wrong);
+    CHECK(wrong.error().exit == exit_code::usage);
+    CHECK(wrong.error().what.find("--nodes=") != std::string::npos);
+  }
 }
 
 TEST_CASE("a run takes the memory that was planned") {
