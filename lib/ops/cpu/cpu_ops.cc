@@ -120,18 +120,33 @@ class CpuOps final : public Ops {
     });
   }
 
+  // Columns are summed over a block of rows at a time, whoever does them; one thread alone goes on
+  // with the same rows while they are near.
   void norm_back(Stream&, const NormBack& o) override {
-    const int64_t rows = o.x.rows(), width = o.x.cols();
+    constexpr int64_t block = 64;
+    const int64_t rows = o.x.rows(), width = o.x.cols(), work = 2 * o.x.size();
     const T *x = o.x.as<T>(), *dy = o.dy.as<T>();
     const float *mean = o.mean.as<float>(), *rstd = o.rstd.as<float>();
-    team_.split(width, kernel_unit, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
-      loops_.norm_back_columns(x, dy, mean, rstd, rows, width, begin, end, o.dgain.as<float>(),
+    const auto columns = [&](int64_t row, int64_t begin, int64_t end) {
+      loops_.norm_back_columns(x + row * width, dy + row * width, mean + row, rstd + row,
+                               std::min(block, rows - row), width, begin, end, o.dgain.as<float>(),
                                o.dbias.as<float>());
-    });
-    team_.split(rows, 1, 2 * o.x.size(), [&](int64_t begin, int64_t end) {
+    };
+    const auto input = [&](int64_t begin, int64_t end) {
       loops_.norm_back(x + begin * width, dy + begin * width, o.gain.as<T>(), mean + begin,
                        rstd + begin, o.dx.as<T>() + begin * width, end - begin, width);
+    };
+    if (team_.size() == 1) {
+      for (int64_t row = 0; row < rows; row += block) {
+        columns(row, 0, width);
+        input(row, std::min(row + block, rows));
+      }
+      return;
+    }
+    team_.split(width, kernel_unit, work, [&](int64_t begin, int64_t end) {
+      for (int64_t row = 0; row < rows; row += block) columns(row, begin, end);
     });
+    team_.split(rows, 1, work, input);
   }
 
   // The last blocks of queries see the most keys, so they come first.
