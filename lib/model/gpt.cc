@@ -121,9 +121,9 @@ struct Pass {
     dw.b = dy;
     dw.c = shard.grad(weight);
     dw.accumulate = true;
+    dw.dbias = shard.grad(weight + 1);
     ops.gemm(stream, dw);
     shard.ready(stream, weight);
-    ops.bias_back(stream, dy, shard.grad(weight + 1));
     shard.ready(stream, weight + 1);
     Gemm g;
     g.a = dy;

@@ -42,7 +42,8 @@ enum class Activation : uint8_t { none, gelu };
 //   c = act(op(a) op(b) + bias)        a linear map
 //   c = op(a) op(b) + bias + add       one that ends in the residual stream
 //   c = (op(a) op(b)) gelu'(back)      the gradient of one that followed an activation
-//   c += op(a) op(b)                   the gradient of a weight: accumulate, c of the wide type
+//   c += op(a) op(b)                   the gradient of a weight: accumulate, c of the wide type,
+//                                      and with it that of the bias: dbias += sums of b's columns
 struct Gemm {
   View a;  // [m, k], or [k, m] when transposed_a
   View b;  // [k, n], or [n, k] when transposed_b
@@ -52,9 +53,10 @@ struct Gemm {
   bool accumulate = false;
   View bias = {};  // [n], or null
   Activation act = Activation::none;
-  View pre = {};   // [m, n]: op(a) op(b) + bias before the activation; null unless act
-  View add = {};   // [m, n], or null
-  View back = {};  // [m, n]: what the activation was applied to, or null
+  View pre = {};    // [m, n]: op(a) op(b) + bias before the activation; null unless act
+  View add = {};    // [m, n], or null
+  View back = {};   // [m, n]: what the activation was applied to, or null
+  View dbias = {};  // [n] of the wide type, or null; null unless accumulate, or if transposed_b
 };
 
 // out[b,t] = tokens_table[tokens[b,t]] + positions_table[t]
@@ -159,8 +161,6 @@ class Ops {
   virtual void use_scratch(View scratch) = 0;
 
   virtual void gemm(Stream&, const Gemm&) = 0;
-  // dbias[n] += sum over rows of dy[m, n]; dbias is of the wide type
-  virtual void bias_back(Stream&, View dy, View dbias) = 0;
   // dx = dy * gelu'(pre); dx may be dy.
   virtual void gelu_back(Stream&, View pre, View dy, View dx) = 0;
   virtual void embed(Stream&, const Embed&) = 0;

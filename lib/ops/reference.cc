@@ -59,6 +59,9 @@ class ReferenceOps final : public Ops {
     assert(g.a.size() == m * k && g.b.size() == k * n);
     const double *a = g.a.as<double>(), *b = g.b.as<double>();
     double* c = g.c.as<double>();
+    for (int64_t p = 0; g.dbias && p < k; ++p) {
+      for (int64_t j = 0; j < n; ++j) g.dbias.as<double>()[j] += b[p * n + j];
+    }
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         double s = 0;
@@ -76,13 +79,6 @@ class ReferenceOps final : public Ops {
         if (g.pre) g.pre.as<double>()[i * n + j] = s;
         c[i * n + j] = g.act == Activation::gelu ? gelu(s) : s;
       }
-    }
-  }
-
-  void bias_back(Stream&, View dy, View dbias) override {
-    const int64_t rows = dy.rows(), n = dy.cols();
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < n; ++j) dbias.as<double>()[j] += dy.as<double>()[i * n + j];
     }
   }
 

@@ -55,9 +55,6 @@ class ProfiledOps final : public Ops {
     const int64_t k = g.transposed_a ? g.a.rows() : g.a.cols();
     time(s, describe(g, k), product_flops(g.c.rows(), g.c.cols(), k), [&] { ops_->gemm(s, g); });
   }
-  void bias_back(Stream& s, View dy, View dbias) override {
-    time(s, "gradient of biases", 0, [&] { ops_->bias_back(s, dy, dbias); });
-  }
   void gelu_back(Stream& s, View pre, View dy, View dx) override {
     time(s, "gelu, backward", 0, [&] { ops_->gelu_back(s, pre, dy, dx); });
   }

@@ -75,7 +75,6 @@ class Bench {
     print_one("attention", [&] { attention(); });
     print_one("attention, backward", [&] { attention_back(); });
     print_one("gelu, backward", [&] { ops_.gelu_back(*stream_, wide_, wide2_, wide2_); });
-    print_one("bias, backward", [&] { ops_.bias_back(*stream_, wide_, dbias_); });
     print_one("add", [&] { ops_.add(*stream_, x_, y_, y_); });
     print_one("embedding", [&] { embed(); });
     print_one("embedding, backward", [&] { embed_back(); });
@@ -191,8 +190,8 @@ class Bench {
                          .b = matrix(dy, rows(), out),
                          .c = matrix(dweight_, in, out),
                          .transposed_a = true,
-                         .accumulate = true});
-    ops_.bias_back(*stream_, matrix(dy, rows(), out), dbias_.slice(0, out));
+                         .accumulate = true,
+                         .dbias = dbias_.slice(0, out)});
   }
 
   void norm() { ops_.norm(*stream_, {x_, gain_, bias_.slice(0, s_.C), y_, mean_, rstd_}); }

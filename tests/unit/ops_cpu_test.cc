@@ -178,14 +178,14 @@ TEST_CASE("cpu: bias and GELU backwards") {
               start = random<float>({n}, 3);
     F64 want({rows, n}), want_bias = start.as<double>();
     r.ops->gelu_back(*r.stream, pre.as<double>(), dy.as<double>(), want);
-    r.ops->bias_back(*r.stream, dy.as<double>(), want_bias);
+    add_bias_gradient(*r.ops, *r.stream, dy.as<double>(), F64({n, n}), want_bias);
     for_each_cpu(small, [&](Cpu& cpu) {
       F32 dx({rows, n}), in_place = dy.clone(), dbias = start.clone();
       cpu.ops->gelu_back(*cpu.stream, pre, dy, dx);
       cpu.ops->gelu_back(*cpu.stream, pre, in_place, in_place);
       check_close(dx, want, 16);
       CHECK(in_place.data == dx.data);
-      cpu.ops->bias_back(*cpu.stream, dy, dbias);
+      add_bias_gradient(*cpu.ops, *cpu.stream, dy, F32({n, n}), dbias);
       check_close(dbias, want_bias, rows);
     });
   }
@@ -471,7 +471,7 @@ Results all_operations(int threads) {
   for (const F32* x : {&embedded, &dtable, &dpositions}) other(*x);
   F32 dwide({B * T, 4 * C}), wide_bias({4 * C}), sum({B * T, C}), filled({B * T, C});
   ops.gelu_back(s, wide, wide, dwide);
-  ops.bias_back(s, wide, wide_bias);
+  add_bias_gradient(ops, s, wide, F32({4 * C, 4 * C}), wide_bias);
   ops.add(s, out, dout, sum);
   const View parts[] = {sum, y, dx};
   ops.sum(s, sum, parts);

@@ -64,4 +64,10 @@ inline Tensor<int32_t> random_ids(std::initializer_list<int64_t> shape, uint64_t
 
 inline std::unique_ptr<Stream> host_stream() { return *make_host_device()->stream(); }
 
+// dbias += the sums of dy's columns, which come with the gradient of a weight: here dy^T dy, in dw.
+inline void add_bias_gradient(Ops& ops, Stream& stream, View dy, View dw, View dbias) {
+  ops.gemm(stream,
+           {.a = dy, .b = dy, .c = dw, .transposed_a = true, .accumulate = true, .dbias = dbias});
+}
+
 }  // namespace trainlaunch::testing

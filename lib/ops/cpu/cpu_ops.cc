@@ -66,18 +66,13 @@ class CpuOps final : public Ops {
     assert(!(g.accumulate && (g.bias || g.add || g.back || g.act != Activation::none)));
     Product<T> o = product(g.a, g.b, g.transposed_a, g.transposed_b, g.c);
     o.accumulate = g.accumulate;
+    o.column_sums = g.dbias ? g.dbias.as<float>() : nullptr;
     o.bias = memory_of(g.bias);
     o.add = memory_of(g.add);
     o.back = memory_of(g.back);
     o.pre = memory_of(g.pre);
     o.gelu = g.act == Activation::gelu;
     products_.run(o, scratch_);
-  }
-
-  void bias_back(Stream&, View dy, View dbias) override {
-    team_.split(dy.cols(), kernel_unit, dy.size(), [&](int64_t begin, int64_t end) {
-      loops_.bias_back_columns(dy.as<T>(), dy.rows(), dy.cols(), begin, end, dbias.as<float>());
-    });
   }
 
   void gelu_back(Stream&, View pre, View dy, View dx) override {

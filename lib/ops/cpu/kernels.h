@@ -31,6 +31,7 @@ struct Product {
   const T *bias, *add, *back;
   T* pre;
   bool gelu;
+  float* column_sums;  // of b are added here, or null
 };
 inline constexpr int64_t product_row_unit = 16, product_column_unit = 48;
 // Scratch of a product, in floats. `wide`: its result is f32, so that sums can wait in it.

@@ -59,6 +59,7 @@ Product<T> part_of(const Product<T>& whole, Range rows, Range columns) {
   o.a += rows.begin * (o.transposed_a ? 1 : o.a_stride);
   o.b += columns.begin * (o.transposed_b ? o.b_stride : 1);
   o.bias = moved(o.bias, columns.begin);
+  o.column_sums = rows.begin == 0 ? moved(o.column_sums, columns.begin) : nullptr;
   const int64_t corner = rows.begin * o.stride + columns.begin;
   o.wide_c = moved(o.wide_c, corner);
   o.c = moved(o.c, corner);
@@ -117,6 +118,11 @@ bool Products<T>::run_library(const Product<T>& o, std::span<std::byte> scratch)
                                    .type = dtype_of<T>,
                                    .result = o.wide_c ? DType::f32 : dtype_of<T>},
                                   o.a, o.b, o.wide_c ? static_cast<void*>(o.wide_c) : c, scratch);
+  if (done && o.column_sums) {
+    team_.split(o.n, kernel_unit, o.k * o.n, [&](int64_t begin, int64_t end) {
+      loops_.bias_back_columns(o.b, o.k, o.n, begin, end, o.column_sums);
+    });
+  }
   if (!done || o.wide_c) return done;
   team_.split(o.m, 1, 4 * o.m * o.n, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

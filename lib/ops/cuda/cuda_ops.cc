@@ -56,11 +56,9 @@ class CudaOps final : public Ops {
     p.pre = g.pre.p;
     p.back = g.back.p;
     run(s, p);
-  }
-
-  void bias_back(Stream& s, View dy, View dbias) override {
-    const Checked checked(*this, s);
-    gpu::bias_back(s.native(), dy, dbias, rest<float>(column_bytes(dy.rows(), dy.cols())));
+    if (g.dbias) {
+      gpu::bias_back(s.native(), g.b, g.dbias, rest<float>(column_bytes(g.b.rows(), g.b.cols())));
+    }
   }
   void gelu_back(Stream& s, View pre, View dy, View dx) override {
     const Checked checked(*this, s);
