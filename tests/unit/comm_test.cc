@@ -112,6 +112,20 @@ CommOptions options() {
   return o;
 }
 
+// What each rank's `body`, a function of a Comm& and a const World&, says of it: nothing, or what
+// is wrong.
+template <class Body>
+std::vector<std::string> run_comms(const Layout& layout, const Body& body,
+                                   SumOrder order = SumOrder::nodes) {
+  return run_ranks(layout, [&](Control& control, const auto& sockets) -> std::string {
+    CommOptions o = options();
+    o.order = order;
+    auto made = make_comm(control, sockets, o);
+    EXPECT_OK(made);
+    return body(**made, control.world());
+  });
+}
+
 void check_all_well(const std::vector<std::string>& results) {
   for (size_t r = 0; r < results.size(); ++r) {
     CAPTURE(r);
@@ -196,11 +210,7 @@ TEST_CASE("a world of one") {
 TEST_CASE("reduce_scatter and all_gather give the documented bits") {
   for (const Case& c : cases) {
     CAPTURE(label(c));
-    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms({c.per_node, c.sockets}, [&](Comm& comm, const World& w) {
       EXPECT(comm.name() == std::string(c.name));
       EXPECT(comm.rank() == w.rank);
       EXPECT(comm.size() == w.size);
@@ -258,11 +268,7 @@ TEST_CASE("reduce_scatter and all_gather give the documented bits") {
 TEST_CASE("all_reduce gives every rank the documented bits, and touches nothing else") {
   for (const Case& c : cases) {
     CAPTURE(label(c));
-    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms({c.per_node, c.sockets}, [&](Comm& comm, const World& w) {
       const auto nodes = groups(w, c.sockets);
       constexpr int64_t margin = 7;
       const float outside = static_cast<float>(-1 - w.rank);
@@ -297,34 +303,31 @@ TEST_CASE("sums in the order of a tree, wherever the ranks are") {
                                          {{1, 2, 1}, true, "network"},
                                          {{4}, false, "network"}}) {
     CAPTURE(label(c));
-    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      CommOptions tree = options();
-      tree.order = SumOrder::tree;
-      auto made = make_comm(control, sockets, tree);
-      EXPECT_OK(made);
-      Comm& comm = **made;
-      for (const int64_t n : {1000, 600'000}) {  // one message, and several
-        auto v = comm.alloc("buffer", DType::f32, n);
-        EXPECT_OK(v);
-        float* x = v->template as<float>();
-        for (int64_t i = 0; i < n; ++i) x[i] = number(7, w.rank, i);
-        const Owners owners = cut(static_cast<uint64_t>(n), n, w.size);
-        const uint64_t sent = comm.moved().sent;
-        EXPECT_OK(comm.wait(comm.reduce_scatter(*v, owners, DType::f32, Event()), soon()));
-        for (int64_t i = owners.offset(w.rank); i < owners.begin[w.rank + 1]; ++i)
-          EXPECT(x[i] == tree_sum(0, w.size, 7, i));
-        // One whole branch on each node: as much travels as without a tree.
-        double bytes = static_cast<double>(comm.moved().sent - sent);
-        EXPECT_OK(comm.all_sum({&bytes, 1}, soon()));
-        if (c.per_node == std::vector<int>{2, 2}) EXPECT(bytes == static_cast<double>(n) * 4);
+    check_all_well(run_comms(
+        {c.per_node, c.sockets},
+        [&](Comm& comm, const World& w) {
+          for (const int64_t n : {1000, 600'000}) {  // one message, and several
+            auto v = comm.alloc("buffer", DType::f32, n);
+            EXPECT_OK(v);
+            float* x = v->template as<float>();
+            for (int64_t i = 0; i < n; ++i) x[i] = number(7, w.rank, i);
+            const Owners owners = cut(static_cast<uint64_t>(n), n, w.size);
+            const uint64_t sent = comm.moved().sent;
+            EXPECT_OK(comm.wait(comm.reduce_scatter(*v, owners, DType::f32, Event()), soon()));
+            for (int64_t i = owners.offset(w.rank); i < owners.begin[w.rank + 1]; ++i)
+              EXPECT(x[i] == tree_sum(0, w.size, 7, i));
+            // One whole branch on each node: as much travels as without a tree.
+            double bytes = static_cast<double>(comm.moved().sent - sent);
+            EXPECT_OK(comm.all_sum({&bytes, 1}, soon()));
+            if (c.per_node == std::vector<int>{2, 2}) EXPECT(bytes == static_cast<double>(n) * 4);
 
-        for (int64_t i = 0; i < n; ++i) x[i] = number(8, w.rank, i);
-        EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, DType::f32, Event()), soon()));
-        for (int64_t i = 0; i < n; ++i) EXPECT(x[i] == tree_sum(0, w.size, 8, i));
-      }
-      return std::string();
-    }));
+            for (int64_t i = 0; i < n; ++i) x[i] = number(8, w.rank, i);
+            EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, DType::f32, Event()), soon()));
+            for (int64_t i = 0; i < n; ++i) EXPECT(x[i] == tree_sum(0, w.size, 8, i));
+          }
+          return std::string();
+        },
+        SumOrder::tree));
   }
   const auto refused = run_ranks({{3}}, [&](Control& control, const auto& sockets) {
     CommOptions tree = options();
@@ -338,11 +341,7 @@ TEST_CASE("sums in the order of a tree, wherever the ranks are") {
 TEST_CASE("a slice of a buffer is a buffer; all_gather takes any type") {
   for (const Case& c : cases) {
     CAPTURE(label(c));
-    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms({c.per_node, c.sockets}, [&](Comm& comm, const World& w) {
       auto bytes = comm.alloc("bytes", DType::u8, 999);
       EXPECT_OK(bytes);
       View part = bytes->slice(100, 301);
@@ -364,11 +363,7 @@ TEST_CASE("a slice of a buffer is a buffer; all_gather takes any type") {
 TEST_CASE("sums, broadcasts and barriers") {
   for (const Case& c : cases) {
     CAPTURE(label(c));
-    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms({c.per_node, c.sockets}, [&](Comm& comm, const World& w) {
       for (size_t n : {1ul, 3ul, 50'000ul}) {
         std::vector<double> x(n);
         for (size_t i = 0; i < n; ++i) x[i] = number(n, w.rank, static_cast<int64_t>(i)) / 3.0;
@@ -398,11 +393,7 @@ TEST_CASE("sums, broadcasts and barriers") {
 TEST_CASE("nobody touches a buffer that was handed back") {
   const std::vector<Layout> layouts{{{2}}, {{4}, true, 2}, {{4}, true, 1}, {{2, 2}, true, 2}};
   for (const Layout& layout : layouts) {
-    check_all_well(run_ranks(layout, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms(layout, [&](Comm& comm, const World& w) {
       constexpr int64_t n = 5000;
       const Owners even = cut(5, n, w.size);
       std::vector<View> views;
@@ -518,37 +509,35 @@ TEST_CASE("what moves is known beforehand") {
       const int ranks = std::accumulate(c.per_node.begin(), c.per_node.end(), 0);
       if (order == SumOrder::tree && ranks == 3) continue;
       CAPTURE(label(c));
-      check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-        const World& w = control.world();
-        CommOptions o = options();
-        o.order = order;
-        auto made = make_comm(control, sockets, o);
-        EXPECT_OK(made);
-        Comm& comm = **made;
-        constexpr int64_t n = 300'000;
-        auto v = comm.alloc("x", DType::f32, n);
-        EXPECT_OK(v);
-        const Places places = places_of(w, c.sockets, order);
-        for (const DType wire : {DType::f32, DType::bf16}) {
-          if (wire == DType::bf16 && order == SumOrder::tree) continue;
-          const Owners owners = cut(11 + static_cast<uint64_t>(wire), n, w.size);
-          Moved before = comm.moved();
-          EXPECT_OK(comm.wait(comm.reduce_scatter(*v, owners, wire, Event()), soon()));
-          EXPECT(same(comm.moved(), before, moved_by_reduce_scatter(places, w.rank, owners, wire)));
-          before = comm.moved();
-          EXPECT_OK(comm.wait(comm.all_gather(*v, owners, Event()), soon()));
-          EXPECT(same(comm.moved(), before, moved_by_all_gather(places, w.rank, owners, v->t)));
-          before = comm.moved();
-          EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, wire, Event()), soon()));
-          EXPECT(same(comm.moved(), before, moved_by_all_reduce(places, w.rank, owners, wire)));
-          double sent =
-              static_cast<double>(moved_by_reduce_scatter(places, w.rank, owners, wire).sent);
-          EXPECT_OK(comm.all_sum({&sent, 1}, soon()));
-          if (order == SumOrder::nodes)
-            EXPECT(sent == static_cast<double>(n) * (places.nodes() - 1) * bytes_of(wire));
-        }
-        return std::string();
-      }));
+      check_all_well(run_comms(
+          {c.per_node, c.sockets},
+          [&](Comm& comm, const World& w) {
+            constexpr int64_t n = 300'000;
+            auto v = comm.alloc("x", DType::f32, n);
+            EXPECT_OK(v);
+            const Places places = places_of(w, c.sockets, order);
+            for (const DType wire : {DType::f32, DType::bf16}) {
+              if (wire == DType::bf16 && order == SumOrder::tree) continue;
+              const Owners owners = cut(11 + static_cast<uint64_t>(wire), n, w.size);
+              Moved before = comm.moved();
+              EXPECT_OK(comm.wait(comm.reduce_scatter(*v, owners, wire, Event()), soon()));
+              EXPECT(same(comm.moved(), before,
+                          moved_by_reduce_scatter(places, w.rank, owners, wire)));
+              before = comm.moved();
+              EXPECT_OK(comm.wait(comm.all_gather(*v, owners, Event()), soon()));
+              EXPECT(same(comm.moved(), before, moved_by_all_gather(places, w.rank, owners, v->t)));
+              before = comm.moved();
+              EXPECT_OK(comm.wait(comm.all_reduce(*v, owners, wire, Event()), soon()));
+              EXPECT(same(comm.moved(), before, moved_by_all_reduce(places, w.rank, owners, wire)));
+              double sent =
+                  static_cast<double>(moved_by_reduce_scatter(places, w.rank, owners, wire).sent);
+              EXPECT_OK(comm.all_sum({&sent, 1}, soon()));
+              if (order == SumOrder::nodes)
+                EXPECT(sent == static_cast<double>(n) * (places.nodes() - 1) * bytes_of(wire));
+            }
+            return std::string();
+          },
+          order));
     }
   }
 }
@@ -560,11 +549,7 @@ TEST_CASE("with bf16 on the wire each node's part is rounded once, and half as m
                                          {{1, 3}, true, "network"},
                                          {{1, 1, 2}, true, "network"}}) {
     CAPTURE(label(c));
-    check_all_well(run_ranks({c.per_node, c.sockets}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms({c.per_node, c.sockets}, [&](Comm& comm, const World& w) {
       const auto nodes = groups(w, true);
       for (const int64_t n : {1, 999, 70'001, 900'001}) {  // one message, and several
         auto v = comm.alloc("x", DType::f32, n);
@@ -617,11 +602,7 @@ TEST_CASE("a killed rank is named by its neighbours, and nobody hangs") {
     std::vector<int> witnesses;  // who is told directly
   };
   for (const Kill& k : {Kill{{2}, {0}}, Kill{{3}, {0, 2}}, Kill{{1, 1}, {0}}, Kill{{2, 2}, {0}}}) {
-    const auto results = run_ranks({k.per_node}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    const auto results = run_comms({k.per_node}, [&](Comm& comm, const World& w) {
       auto v = comm.alloc("x", DType::f32, 100'000);
       EXPECT_OK(v);
       const Owners owners = [&] {
@@ -655,16 +636,13 @@ TEST_CASE("a killed rank is named by its neighbours, and nobody hangs") {
 }
 
 TEST_CASE("a rank that is killed while sums are handed out is named, and nobody hangs") {
-  const auto results = run_ranks({{3}}, [&](Control& control, const auto& sockets) {
-    auto made = make_comm(control, sockets, options());
-    EXPECT_OK(made);
-    Comm& comm = **made;
+  const auto results = run_comms({{3}}, [&](Comm& comm, const World& w) {
     constexpr int64_t n = 300'000;
     auto v = comm.alloc("x", DType::f32, n);
     EXPECT_OK(v);
     EXPECT_OK(comm.barrier(soon()));
     std::thread killer;
-    if (control.world().rank == 1)
+    if (w.rank == 1)
       killer = std::thread([] {
         std::this_thread::sleep_for(std::chrono::milliseconds(30));
         raise(SIGKILL);
@@ -687,11 +665,7 @@ TEST_CASE("a rank that is killed while sums are handed out is named, and nobody 
 
 TEST_CASE("a deadline that passes names who is late") {
   for (const std::vector<int>& per_node : {std::vector{2}, std::vector{1, 1}}) {
-    const auto results = run_ranks({per_node}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    const auto results = run_comms({per_node}, [&](Comm& comm, const World& w) {
       auto v = comm.alloc("x", DType::f32, 1000);
       EXPECT_OK(v);
       EXPECT_OK(comm.barrier(soon()));
@@ -717,11 +691,7 @@ TEST_CASE("a deadline that passes names who is late") {
 
 TEST_CASE("abort() unblocks this rank and its peers") {
   for (const std::vector<int>& per_node : {std::vector{3}, std::vector{1, 1}, std::vector{2, 1}}) {
-    check_all_well(run_ranks({per_node}, [&](Control& control, const auto& sockets) {
-      const World& w = control.world();
-      auto made = make_comm(control, sockets, options());
-      EXPECT_OK(made);
-      Comm& comm = **made;
+    check_all_well(run_comms({per_node}, [&](Comm& comm, const World& w) {
       EXPECT_OK(comm.barrier(soon()));
       if (w.rank == w.size - 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -747,16 +717,12 @@ TEST_CASE("abort() unblocks this rank and its peers") {
 }
 
 TEST_CASE("different calls are noticed") {
-  const auto results = run_ranks({{2}}, [&](Control& control, const auto& sockets) {
-    auto made = make_comm(control, sockets, options());
-    EXPECT_OK(made);
-    Comm& comm = **made;
+  const auto results = run_comms({{2}}, [&](Comm& comm, const World& w) {
     auto v = comm.alloc("x", DType::f32, 100);
     EXPECT_OK(v);
     const Owners owners{{0, 50, 100}};
-    const Ticket t = control.world().rank == 0
-                         ? comm.reduce_scatter(*v, owners, DType::f32, Event())
-                         : comm.all_gather(*v, owners, Event());
+    const Ticket t = w.rank == 0 ? comm.reduce_scatter(*v, owners, DType::f32, Event())
+                                 : comm.all_gather(*v, owners, Event());
     Status s = comm.wait(t, soon());
     EXPECT(!s);
     return s.error().what;
