@@ -38,6 +38,16 @@ using Ticket = uint64_t;
 struct Moved {
   uint64_t sent = 0, received = 0;  // payload bytes between nodes, since the start
   uint64_t shared = 0;  // payload bytes read from, or written to, other ranks of the node
+
+  Moved& operator+=(const Moved& m) {
+    sent += m.sent;
+    received += m.received;
+    shared += m.shared;
+    return *this;
+  }
+  friend Moved operator*(uint64_t times, const Moved& m) {
+    return {times * m.sent, times * m.received, times * m.shared};
+  }
 };
 
 class Comm {

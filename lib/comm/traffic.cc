@@ -43,10 +43,7 @@ Moved moved_by_all_reduce(const Places& places, int rank, const Owners& owners, 
     moved.shared *= 2;
     return moved;
   }
-  const Moved gathered = moved_by_all_gather(places, rank, owners, DType::f32);
-  moved.sent += gathered.sent;
-  moved.received += gathered.received;
-  moved.shared += gathered.shared;
+  moved += moved_by_all_gather(places, rank, owners, DType::f32);
   return moved;
 }
 

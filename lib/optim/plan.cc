@@ -16,12 +16,6 @@ std::vector<Bucket> buckets_of(const ShardSetup& s, int ranks) {
   return plan_buckets(s.layout, s.specs, s.options.policy, bytes, ranks);
 }
 
-void add(Moved& sum, const Moved& m, uint64_t times = 1) {
-  sum.sent += times * m.sent;
-  sum.received += times * m.received;
-  sum.shared += times * m.shared;
-}
-
 // How often the weights of each block are gathered in a step of so many passes up and down.
 std::vector<uint64_t> gathers(const ShardSetup& s, int64_t passes) {
   Rotation rotation(s.specs);
@@ -108,12 +102,12 @@ Moved traffic_of(const ShardSetup& s, int rank, const Places& places, int64_t pa
     }
     const uint64_t times =
         policy == ShardPolicy::full ? of_block[s.specs[s.layout.entries[b.first].param].block] : 1;
-    add(moved, reduced, reductions);
-    add(moved, gathered, times);
+    moved += reductions * reduced;
+    moved += times * gathered;
     for (int r = 0; r < places.ranks(); ++r) norm.begin[r + 1] += b.owners.count(r) / Layout::tile;
   }
   for (int r = 0; r < places.ranks(); ++r) norm.begin[r + 1] += norm.begin[r];
-  add(moved, moved_by_all_gather(places, rank, norm, DType::f64));
+  moved += moved_by_all_gather(places, rank, norm, DType::f64);
   return moved;
 }
 

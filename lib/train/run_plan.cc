@@ -188,12 +188,7 @@ Result<RunPlan> plan_run(const RunConfig& config, const Site& site) {
   const int64_t micro = micro_batch(config, site.ranks);
   const int64_t passes = passes_of(config, micro, site.ranks);
   Moved node;  // of the fullest node's ranks together
-  for (int r = 0; r < of_node; ++r) {
-    const Moved m = traffic_of(setup, r, places, passes);
-    node.sent += m.sent;
-    node.received += m.received;
-    node.shared += m.shared;
-  }
+  for (int r = 0; r < of_node; ++r) node += traffic_of(setup, r, places, passes);
   const double tokens =
       static_cast<double>(config.train.global_batch) * static_cast<double>(config.model.context);
   const double busiest = static_cast<double>(std::min(passes * micro, config.train.global_batch) *

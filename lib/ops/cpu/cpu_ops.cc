@@ -144,7 +144,7 @@ class CpuOps final : public Ops {
     team_.split(rows, 1, work, input);
   }
 
-  // The last blocks of queries see the most keys, so they come first.
+  // A part copies all keys of its head: there are only as many as keep the threads busy.
   void attention(Stream&, const Attention& o) override {
     const int64_t pairs = o.sequences * o.heads, queries = o.context - o.first;
     const int64_t blocks = (queries + attention_queries - 1) / attention_queries;
