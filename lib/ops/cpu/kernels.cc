@@ -35,13 +35,31 @@ constexpr int64_t panel_budget = int64_t{384} << 10;  // floats, in the second c
 constexpr int64_t group_floats = product_row_unit * product_slice;
 constexpr int64_t panel_floats = panel_budget + product_column_unit * product_slice;
 
-// Columns of b that are copied at a time: all, or equal parts that the budget allows.
-constexpr int64_t panel_columns(int64_t n, int64_t k) {
-  constexpr int64_t unit = product_column_unit;
-  const int64_t units = (n + unit - 1) / unit;
-  const int64_t fit = std::max<int64_t>(panel_budget / std::max<int64_t>(k, 1) / unit, 1);
-  const int64_t parts = (units + fit - 1) / fit;
+// n, or the largest of equal parts of it, in whole units, that are not above `most`.
+constexpr int64_t equal_part(int64_t n, int64_t unit, int64_t most) {
+  const int64_t units = (n + unit - 1) / unit, fit = std::max<int64_t>(most / unit, 1);
+  const int64_t parts = std::max<int64_t>((units + fit - 1) / fit, 1);
   return (units + parts - 1) / parts * unit;
+}
+
+// What of c is done at a time: as many columns as b's slice of them leaves room for in the budget,
+// and for their sums too if there are more slices than one.
+struct Extent {
+  int64_t rows, columns;
+};
+constexpr Extent extent_at_once(int64_t m, int64_t n, int64_t k, int64_t slice) {
+  const auto columns = [n](int64_t rows) {
+    return equal_part(n, product_column_unit, panel_budget / std::max<int64_t>(rows, 1));
+  };
+  if (k <= slice) return {m, columns(k)};
+  const Extent tall{m, columns(slice + m)};
+  Extent wide{0, columns(2 * slice)};
+  wide.rows = equal_part(m, product_row_unit, panel_budget / wide.columns - slice);
+  // a is copied for each part of the columns, b for each part of the rows.
+  const auto copied = [=](const Extent& b) {
+    return m * ((n + b.columns - 1) / b.columns) + n * ((m + b.rows - 1) / b.rows);
+  };
+  return copied(wide) < copied(tall) ? wide : tall;
 }
 
 }  // namespace
