@@ -113,14 +113,16 @@ struct Pass {
     g.add = add;
     ops.gemm(stream, g);
   }
-  // dW += x^T dy, db += sum of dy's rows, dx = dy W^T; where x is gelu(pre), dx is pre's gradient.
+  // dW += x^T dy (or, the first time, =), db += sum of dy's rows, dx = dy W^T; where x is
+  // gelu(pre), dx is pre's gradient.
   void linear_back(View x, int weight, View dy, View dx, View pre = {}) const {
     Gemm dw;
     dw.a = x;
     dw.transposed_a = true;
     dw.b = dy;
-    dw.c = shard.grad(weight);
-    dw.accumulate = true;
+    const GradientSum sum = shard.grad_sum(weight);
+    dw.c = sum.to;
+    dw.accumulate = sum.begun;
     dw.dbias = shard.grad(weight + 1);
     ops.gemm(stream, dw);
     shard.ready(stream, weight);
@@ -230,7 +232,7 @@ class Gpt final : public Model {
     const Work w = fit(p, work_);
     {
       const Traced traced(ctx.trace, "compute", "loss");
-      head(ctx, p, batch, top.normed, w.dnormed, shard.grad(token_table));
+      head(ctx, p, batch, top.normed, w.dnormed, shard.grad_sum(token_table));
       shard.ready(p.stream, token_table);
     }
 
@@ -403,10 +405,11 @@ class Gpt final : public Model {
   }
 
   // Loss and count into ctx; with dx also the gradients of x and of the token table.
-  void head(Ctx& ctx, const Pass& p, const Batch& batch, View x, View dx, View dtable) const {
+  void head(Ctx& ctx, const Pass& p, const Batch& batch, View x, View dx,
+            GradientSum dtable) const {
     p.shard.acquire(p.stream, embedding_block);
     p.ops.head_loss(p.stream, {x, p.shard.weight(token_table), batch.targets.reshape({p.rows()}),
-                               ctx.loss, ctx.count, dx, dtable});
+                               ctx.loss, ctx.count, dx, dtable.to, dtable.begun});
     p.shard.release(p.stream, embedding_block);
   }
 

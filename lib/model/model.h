@@ -53,6 +53,7 @@ struct Layout {
     int64_t offset;  // elements from the start of the space, a multiple of tile
     int64_t size;    // elements without the rest of the last tile
     int64_t tiles;
+    int64_t whole() const { return tiles * tile; }  // elements
   };
   std::vector<Entry> entries;  // by rising offset
   std::vector<int> entry_of;   // spec index -> index into entries
@@ -76,6 +77,12 @@ struct Piece {
   std::string tensor, slot;
   int64_t offset = 0, length = 0;
   View mem;  // f32 [length], memory of the device
+};
+
+// Where contributions to a gradient are added up.
+struct GradientSum {
+  View to;
+  bool begun = false;  // else nothing is there yet, not even zeros
 };
 
 // What the optimizer is told for one step.
@@ -104,11 +111,13 @@ class Shard {
   // A step is: begin_step, then for each micro-batch begin_micro and a backward pass, then step.
   virtual void begin_step(Stream& stream) = 0;
   virtual void begin_micro(Stream& stream, bool last) = 0;
-  // Gradients are accumulated into; of Ops::wide(). grad() is asked for anew for each contribution,
-  // and ready() says that it has been enqueued. After the last one (of the last micro-batch, or of
-  // each) the parameter's reduction may start. They become ready in the layout's order, but that a
-  // parameter may come before the one that stands before it.
-  virtual View grad(int param) = 0;
+  // Gradients are accumulated into; of Ops::wide(). One of these two is asked for anew for each
+  // contribution, and ready() says that it has been enqueued. After the last one (of the last
+  // micro-batch, or of each) the parameter's reduction may start. They become ready in the layout's
+  // order, but that a parameter may come before the one that stands before it.
+  virtual View grad(int param) = 0;  // zeros, if nothing was added yet
+  // For a contribution to every element, which is written if it is the first, and else added.
+  virtual GradientSum grad_sum(int param) = 0;
   virtual void ready(Stream& stream, int param) = 0;
   // Ranks without a micro-batch call this instead of begin_micro: their gradient is zero. Where all
   // ranks must run equally many passes, they run a blank one instead.

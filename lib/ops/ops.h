@@ -42,21 +42,21 @@ enum class Activation : uint8_t { none, gelu };
 //   c = act(op(a) op(b) + bias)        a linear map
 //   c = op(a) op(b) + bias + add       one that ends in the residual stream
 //   c = (op(a) op(b)) gelu'(back)      the gradient of one that followed an activation
-//   c += op(a) op(b)                   the gradient of a weight: accumulate, c of the wide type,
-//                                      and with it that of the bias: dbias += sums of b's columns
+//   c = op(a) op(b), or c += it        the gradient of a weight, and with it that of the bias:
+//                                      dbias += sums of b's columns. c is of the wide type
 struct Gemm {
   View a;  // [m, k], or [k, m] when transposed_a
   View b;  // [k, n], or [n, k] when transposed_b
   View c;  // [m, n]
   bool transposed_a = false;
   bool transposed_b = false;
-  bool accumulate = false;
-  View bias = {};  // [n], or null
+  bool accumulate = false;  // c +=
+  View bias = {};           // [n], or null
   Activation act = Activation::none;
   View pre = {};    // [m, n]: op(a) op(b) + bias before the activation; null unless act
   View add = {};    // [m, n], or null
   View back = {};   // [m, n]: what the activation was applied to, or null
-  View dbias = {};  // [n] of the wide type, or null; null unless accumulate, or if transposed_b
+  View dbias = {};  // [n] of the wide type, accumulated, or null; null if transposed_b
 };
 
 // out[b,t] = tokens_table[tokens[b,t]] + positions_table[t]
@@ -109,13 +109,14 @@ struct AttentionBack {
 // never exist at once. The gradient is that of the SUM of losses over unmasked targets: the
 // division by the global number of targets happens once, in the update.
 struct Head {
-  View x;             // [rows, C]
-  View weight;        // [V, C]
-  View targets;       // i32 [rows]; -1 is ignored
-  View loss;          // f64 [1], accumulated: sum of -log p(target)
-  View count;         // f64 [1], accumulated: number of unmasked targets
-  View dx = {};       // [rows, C], or null: forward only
-  View dweight = {};  // [V, C], accumulated; null exactly when dx is
+  View x;                  // [rows, C]
+  View weight;             // [V, C]
+  View targets;            // i32 [rows]; -1 is ignored
+  View loss;               // f64 [1], accumulated: sum of -log p(target)
+  View count;              // f64 [1], accumulated: number of unmasked targets
+  View dx = {};            // [rows, C], or null: forward only
+  View dweight = {};       // [V, C], null exactly when dx is
+  bool accumulate = true;  // dweight +=
 };
 
 // AdamW (Loshchilov & Hutter), decay decoupled, on a run of parameters of one group:

@@ -213,6 +213,7 @@ class ReferenceOps final : public Ops {
     const double *x = o.x.as<double>(), *weight = o.weight.as<double>();
     std::vector<double> logit(vocab);
     if (o.dx) fill(stream, o.dx, 0);
+    if (o.dx && !o.accumulate) fill(stream, o.dweight, 0);
     for (int64_t i = 0; i < rows; ++i) {
       const int32_t target = o.targets.as<int32_t>()[i];
       if (target < 0) continue;

@@ -27,7 +27,7 @@ class FrozenShard final : public Shard {
     auto stream = device_.stream();
     if (!stream) return forward(stream);
     for (const Layout::Entry& e : layout_.entries) {
-      const Run run{e.param, e.offset, e.offset + e.tiles * Layout::tile, e.offset};
+      const Run run{e.param, e.offset, e.offset + e.whole(), e.offset};
       auto s = initialise_run(device_, **stream, specs_[e.param], e, seed, run,
                               masters_.slice(run.begin, run.size()));
       if (!s) return s;
@@ -43,7 +43,8 @@ class FrozenShard final : public Shard {
 
   void begin_step(Stream&) override {}
   void begin_micro(Stream&, bool) override {}
-  View grad(int) override { return View(); }
+  View grad(int) override { return {}; }
+  GradientSum grad_sum(int) override { return {}; }
   void ready(Stream&, int) override {}
   void no_micro(Stream&) override {}
   Result<StepStats> step(Stream&, const StepScalars&) override {

@@ -18,7 +18,8 @@ class WholeGradients final : public Gradients {
         comm_(parts.comm),
         plan_(plan),
         readiness_(plan.layout, plan.specs, plan.buckets),
-        reductions_(plan.buckets.size()) {}
+        reductions_(plan.buckets.size()),
+        sums_(plan.specs.size()) {}
 
   Status prepare() {
     const int64_t n = plan_.layout.elements();
@@ -35,20 +36,23 @@ class WholeGradients final : public Gradients {
   }
 
   void begin_step(Stream& stream) override {
-    ops_.fill(stream, buffers_[0], 0.0);
+    stream_ = &stream;
     issued_ = 0;
     micro_ = 0;
     begun_ = 0;
+    sums_.restart();
     readiness_.restart();
   }
   void begin_micro(Stream& stream, bool last) override {
+    stream_ = &stream;
     micro_ = begun_++;
     last_micro_ = last;
-    if (tree() && micro_ > 0) ops_.fill(stream, buffer(), 0.0);
+    if (tree()) sums_.restart();
     readiness_.restart();
   }
-  View grad(int param) override {
-    return view_of(buffer(), plan_.specs[param], plan_.layout.of(param).offset);
+  GradientSum grad_sum(int param) override {
+    const Layout::Entry& e = plan_.layout.of(param);
+    return sums_.take(ops_, *stream_, plan_.specs[param], e, buffer().slice(e.offset, e.whole()));
   }
   void ready(Stream& stream, int param) override {
     if (!readiness_.ready(param)) return;
@@ -59,6 +63,7 @@ class WholeGradients final : public Gradients {
       reduce(stream, issued_++);
   }
   void no_micro(Stream& stream) override {
+    if (begun_ == 0) ops_.fill(stream, buffers_[0], 0.0);
     while (issued_ < reductions_.size()) reduce(stream, issued_++);
   }
 
@@ -114,6 +119,8 @@ class WholeGradients final : public Gradients {
   const GradientsPlan plan_;
   Readiness readiness_;
   std::vector<Ticket> reductions_;  // by bucket
+  BegunSums sums_;                  // of this step, or with a tree of this micro-batch
+  Stream* stream_ = nullptr;
   Arena arena_;
   std::vector<View> buffers_;  // f32 [layout.elements()]; the first is memory of comm_
   bool last_micro_ = false;
@@ -142,6 +149,15 @@ void Readiness::restart() {
 
 bool Readiness::ready(int param) {
   return --left_[param] == 0 && --missing_[bucket_of_[param]] == 0;
+}
+
+GradientSum BegunSums::take(Ops& ops, Stream& stream, const ParamSpec& spec,
+                            const Layout::Entry& entry, View flat) {
+  const GradientSum sum{view_of(flat, spec, 0), begun_[entry.param]};
+  if (!sum.begun && flat.size() > entry.size)
+    ops.fill(stream, flat.slice(entry.size, flat.size() - entry.size), 0.0);
+  begun_[entry.param] = true;
+  return sum;
 }
 
 Result<std::unique_ptr<Gradients>> make_gradients(const ShardParts& parts,

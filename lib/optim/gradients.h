@@ -14,7 +14,7 @@ class Gradients {
   // As in Shard.
   virtual void begin_step(Stream& stream) = 0;
   virtual void begin_micro(Stream& stream, bool last) = 0;
-  virtual View grad(int param) = 0;
+  virtual GradientSum grad_sum(int param) = 0;
   virtual void ready(Stream& stream, int param) = 0;
   virtual void no_micro(Stream& stream) = 0;
 
@@ -53,6 +53,20 @@ inline constexpr int passing_buffers = 3;
 // f32 elements of these buffers together.
 int64_t passing_elements(const Layout& layout, std::span<const ParamSpec> specs,
                          std::span<const Bucket> buckets);
+
+// Which parameters' sums have begun.
+class BegunSums {
+ public:
+  explicit BegunSums(size_t params) : begun_(params) {}
+  void restart() { begun_.assign(begun_.size(), false); }
+  // The sum of a parameter, whose tiles are `flat`: it has begun hereafter. The rest of the last
+  // tile is cleared at the beginning, because what is done with tiles is done with all of them.
+  GradientSum take(Ops& ops, Stream& stream, const ParamSpec& spec, const Layout::Entry& entry,
+                   View flat);
+
+ private:
+  std::vector<bool> begun_;  // by parameter
+};
 
 // Which bucket a parameter is in, and how many contributions are missing in a micro-batch.
 class Readiness {

@@ -24,7 +24,8 @@ class PassingGradients final : public Gradients {
         comm_(parts.comm),
         plan_(plan),
         readiness_(plan.layout, plan.specs, plan.buckets),
-        passages_(plan.buckets.size()) {}
+        passages_(plan.buckets.size()),
+        begun_(plan.specs.size()) {}
 
   Status prepare() {
     auto memory = comm_.alloc("passing gradients", DType::f32,
@@ -61,15 +62,18 @@ class PassingGradients final : public Gradients {
   void begin_micro(Stream& stream, bool) override {
     stream_ = &stream;
     ++passes_;
+    begun_.restart();
     readiness_.restart();
   }
 
-  View grad(int param) override {
+  GradientSum grad_sum(int param) override {
     const auto b = static_cast<size_t>(readiness_.bucket_of(param));
     const Passage& p = passages_[b];
     if (p.buffer < 0 || p.travels) open(b);
-    return view_of(buffers_[p.buffer].memory, plan_.specs[param],
-                   plan_.layout.of(param).offset - plan_.buckets[b].offset);
+    const Layout::Entry& e = plan_.layout.of(param);
+    const int64_t at = e.offset - plan_.buckets[b].offset;
+    return begun_.take(ops_, *stream_, plan_.specs[param], e,
+                       buffers_[p.buffer].memory.slice(at, e.whole()));
   }
   void ready(Stream& stream, int param) override {
     if (!readiness_.ready(param)) return;
@@ -139,7 +143,6 @@ class PassingGradients final : public Gradients {
     assert(p.buffer >= 0 && "gradients become ready nearly in the layout's order");
     if (const int other = buffers_[p.buffer].bucket; other >= 0) take(*stream_, other);
     buffers_[p.buffer].bucket = static_cast<int>(b);
-    ops_.fill(*stream_, working(b), 0.0);
   }
 
   // Adds what has been reduced to the sum, and frees the buffer.
@@ -173,7 +176,8 @@ class PassingGradients final : public Gradients {
   size_t shared_ = 0;              // the first of those that buckets take in turn
   uint64_t sent_ = 0;
   Arena arena_;
-  View sums_;  // f32 [own.elements]
+  View sums_;        // f32 [own.elements]
+  BegunSums begun_;  // of this micro-batch
   Stream* stream_ = nullptr;
   int64_t passes_ = 0;  // of this step
   Status status_;

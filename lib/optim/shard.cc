@@ -56,9 +56,20 @@ class TrainingShard final : public Shard {
   void release(Stream&, int block) override { weights_->release(block); }
   View weight(int param) override { return weights_->weight(param); }
 
-  void begin_step(Stream& stream) override { gradients_->begin_step(stream); }
-  void begin_micro(Stream& stream, bool last) override { gradients_->begin_micro(stream, last); }
-  View grad(int param) override { return gradients_->grad(param); }
+  void begin_step(Stream& stream) override {
+    stream_ = &stream;
+    gradients_->begin_step(stream);
+  }
+  void begin_micro(Stream& stream, bool last) override {
+    stream_ = &stream;
+    gradients_->begin_micro(stream, last);
+  }
+  View grad(int param) override {
+    const GradientSum sum = gradients_->grad_sum(param);
+    if (!sum.begun) ops_.fill(*stream_, sum.to, 0.0);
+    return sum.to;
+  }
+  GradientSum grad_sum(int param) override { return gradients_->grad_sum(param); }
   void ready(Stream& stream, int param) override { gradients_->ready(stream, param); }
   void no_micro(Stream& stream) override {
     weights_->no_pass();
@@ -245,6 +256,7 @@ class TrainingShard final : public Shard {
   Share own_, updated_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<Gradients> gradients_;
+  Stream* stream_ = nullptr;  // of this step
 
   View sums_;           // f64 [layout_.tiles], memory of comm_: squares of gradients
   Owners sums_owners_;  // of sums_, which has the tiles of each rank together

@@ -11,7 +11,7 @@ Share own_share(const Layout& layout, std::span<const Bucket> buckets, ShardPoli
     const int64_t begin = b.offset + b.owners.offset(rank), end = begin + b.owners.count(rank);
     for (int i = b.first; i < b.last; ++i) {
       const Layout::Entry& e = layout.entries[i];
-      Run run{e.param, std::max(begin, e.offset), std::min(end, e.offset + e.tiles * Layout::tile),
+      Run run{e.param, std::max(begin, e.offset), std::min(end, e.offset + e.whole()),
               share.elements};
       if (run.begin >= run.end) continue;
       share.elements += run.size();
@@ -29,7 +29,7 @@ Share whole_share(const Layout& layout, std::span<const Bucket> buckets) {
   for (const Bucket& b : buckets) {
     for (int i = b.first; i < b.last; ++i) {
       const Layout::Entry& e = layout.entries[i];
-      share.runs.push_back({e.param, e.offset, e.offset + e.tiles * Layout::tile, e.offset});
+      share.runs.push_back({e.param, e.offset, e.offset + e.whole(), e.offset});
     }
     share.first.push_back(share.runs.size());
   }

@@ -27,11 +27,19 @@ class TestShard final : public Shard {
     arena_ = std::move(*arena);
     take(arena_, t);
     contributions.assign(specs_.size(), 0);
+    forget_gradients();
+  }
+
+  // Sums begin anew, in memory that holds anything.
+  void forget_gradients() {
+    begun_.assign(specs_.size(), false);
+    for (const View& g : gradients_)
+      for (int64_t i = 0; i < g.size(); ++i) put(g, i, std::numeric_limits<double>::quiet_NaN());
   }
 
   void set(int param, const std::vector<double>& values) {
     REQUIRE(static_cast<int64_t>(values.size()) == weights_[param].size());
-    for (size_t i = 0; i < values.size(); ++i) put(weights_[param], i, values[i]);
+    for (int64_t i = 0; i < weights_[param].size(); ++i) put(weights_[param], i, values[i]);
   }
   void nudge(int param, int64_t i, double by) { weights_[param].as<double>()[i] += by; }
   std::vector<double> gradient(int param) const {
@@ -49,7 +57,16 @@ class TestShard final : public Shard {
     CHECK_MESSAGE(held_.count(specs_[param].block) > 0, specs_[param].name);
     return weights_[param];
   }
-  View grad(int param) override { return gradients_[param]; }
+  View grad(int param) override {
+    const GradientSum sum = grad_sum(param);
+    for (int64_t i = 0; !sum.begun && i < sum.to.size(); ++i) put(sum.to, i, 0);
+    return sum.to;
+  }
+  GradientSum grad_sum(int param) override {
+    const bool begun = begun_[param];
+    begun_[param] = true;
+    return {gradients_[param], begun};
+  }
   void ready(Stream&, int param) override {
     if (++contributions[param] == specs_[param].contributions) completed.push_back(param);
   }
@@ -82,7 +99,7 @@ class TestShard final : public Shard {
       }
     }
   }
-  static void put(View v, size_t i, double x) {
+  static void put(View v, int64_t i, double x) {
     if (v.t == DType::f64)
       v.as<double>()[i] = x;
     else
@@ -92,6 +109,7 @@ class TestShard final : public Shard {
   std::vector<ParamSpec> specs_;
   Arena arena_;
   std::vector<View> weights_, gradients_;
+  std::vector<bool> begun_;  // by parameter
   std::multiset<int> held_;
 };
 

@@ -282,6 +282,11 @@ TEST_CASE("bf16: head and loss") {
       // Each term of these sums has a probability, rounded, as a factor; they add up to about 2.
       check_close(dx, dx64, 2 * half_unit, 4 * half_unit);
       check_close(dweight, dweight64, half_unit, 4 * half_unit);
+      const auto written = dweight.data;
+      std::fill(dweight.data.begin(), dweight.data.end(), std::numeric_limits<float>::quiet_NaN());
+      F64 loss2({1}), count2({1});
+      cpu.ops->head_loss(*cpu.stream, {x, weight, targets, loss2, count2, dx, dweight, false});
+      CHECK(dweight.data == written);
     });
   }
 }

@@ -53,6 +53,13 @@ void for_each_cpu(const OpsLimits& limits, const std::function<void(Cpu&)>& f) {
   }
 }
 
+// What memory may hold that is to be overwritten.
+F32 nothing(std::initializer_list<int64_t> shape) {
+  F32 t(shape);
+  std::fill(t.data.begin(), t.data.end(), std::numeric_limits<float>::quiet_NaN());
+  return t;
+}
+
 void check_close(const F32& got, const F64& want, double epsilons) {
   REQUIRE(got.data.size() == want.data.size());
   const double tolerance = epsilons * std::numeric_limits<float>::epsilon();
@@ -117,6 +124,40 @@ TEST_CASE("cpu: products") {
         }
       }
     }
+  }
+}
+
+// Their sums pass through memory, in blocks of rows and in blocks of columns.
+TEST_CASE("cpu: large gradients of a weight, written and added") {
+  struct Case {
+    int64_t in, out;
+  };
+  constexpr int64_t rows = 300;
+  const Reference r;
+  for (const Case& shape : {Case{900, 480}, {320, 1500}, {901, 479}}) {
+    const int64_t in = shape.in, out = shape.out;
+    INFO("in ", in, " out ", out);
+    const F32 x = random<float>({rows, in}, 1), dy = random<float>({rows, out}, 2);
+    F64 dw64({in, out}), dbias64({out});
+    r.ops->gemm(*r.stream, {.a = x.as<double>(),
+                            .b = dy.as<double>(),
+                            .c = dw64,
+                            .transposed_a = true,
+                            .dbias = dbias64});
+    F64 twice64 = dw64.clone(), dbias_twice64 = dbias64.clone();
+    for (double& v : twice64.data) v *= 2;
+    for (double& v : dbias_twice64.data) v *= 2;
+    for_each_cpu({1, rows, std::max(in, out), 1, 1}, [&](Cpu& cpu) {
+      F32 dw = nothing({in, out}), dbias({out});
+      Gemm g{.a = x, .b = dy, .c = dw, .transposed_a = true, .dbias = dbias};
+      cpu.ops->gemm(*cpu.stream, g);
+      check_close(dw, dw64, rows);
+      check_close(dbias, dbias64, rows);
+      g.accumulate = true;
+      cpu.ops->gemm(*cpu.stream, g);
+      check_close(dw, twice64, 2 * rows);
+      check_close(dbias, dbias_twice64, 2 * rows);
+    });
   }
 }
 
@@ -336,18 +377,24 @@ TEST_CASE("cpu: head and loss") {
     F64 loss64({1}, {1.0}), count64({1}, {2.0}), dx64({rows, C}), dweight64 = start.as<double>();
     r.ops->head_loss(*r.stream, {x.as<double>(), weight.as<double>(), targets, loss64, count64,
                                  dx64, dweight64});
+    F64 afresh64 = dweight64.clone();
+    for (int64_t i = 0; i < afresh64.size(); ++i) afresh64[i] -= start.data[i];
     for_each_cpu({1, rows, C, 1, V}, [&](Cpu& cpu) {
       F64 loss({1}, {1.0}), count({1}, {2.0});
       F32 dx = random<float>({rows, C}, 5), dweight = start.clone();
       cpu.ops->head_loss(*cpu.stream, {x, weight, targets, loss, count, dx, dweight});
       CHECK(count[0] == count64[0]);
       CHECK(loss[0] == doctest::Approx(loss64[0]).epsilon((C + 16) * 1.2e-7));
+      const double first_loss = loss[0], first_count = count[0];
       check_close(dx, dx64, C + 64);
       check_close(dweight, dweight64, rows + C);
+      F32 afresh = nothing({V, C});
+      cpu.ops->head_loss(*cpu.stream, {x, weight, targets, loss, count, dx, afresh, false});
+      check_close(afresh, afresh64, rows + C);
       F64 only({1}, {1.0}), again({1}, {2.0});
       cpu.ops->head_loss(*cpu.stream, {x, weight, targets, only, again});
-      CHECK(only[0] == loss[0]);
-      CHECK(again[0] == count[0]);
+      CHECK(only[0] == first_loss);
+      CHECK(again[0] == first_count);
     });
   }
 }

@@ -255,6 +255,9 @@ TEST_CASE("reference: head and loss") {
   CHECK(count[0] == 2 * (rows - 2));
   check_gradient(forward, x, dx);
   check_gradient(forward, weight, gained(dweight));
+  Tensor<double> afresh({V, C}, std::vector<double>(V * C, NAN));
+  r.ops->head_loss(*r.stream, {x, weight, targets, loss, count, dx, afresh, false});
+  check_gradient(forward, weight, afresh);
 
   for (double& w : weight.data) w = 0;  // every token equally likely
   CHECK(forward() == doctest::Approx((rows - 2) * std::log(V)).epsilon(1e-14));

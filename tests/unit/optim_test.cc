@@ -177,7 +177,7 @@ TEST_CASE("all forms give the same bits on one rank, whatever the size of bucket
 
 TEST_CASE("micro-batches give the step of the whole batch") {
   for (const ShardPolicy policy : policies) {
-    INFO(name_of(policy));
+    INFO(std::string(name_of(policy)));
     Trainer a(make_single_comm(), reference_options(ShardPolicy::optimizer));
     Trainer b(make_single_comm(), reference_options(policy));
     a.use_reference_weights();
@@ -400,7 +400,7 @@ TEST_CASE("any number of ranks trains like PyTorch, with equal bits on every ran
   const std::vector<std::vector<int>> worlds = {{1}, {2}, {3}, {4}, {2, 1}, {1, 3}};
   for (const std::vector<int>& per_node : worlds) {
     for (ShardPolicy policy : policies) {
-      INFO(name_of(policy));
+      INFO(std::string(name_of(policy)));
       // What a rank ends with: loss and norm of each step, then all weights.
       auto body = [&](Control& control, const std::vector<int>& sockets) -> std::string {
         auto comm = make_test_comm(control, sockets);
@@ -450,6 +450,31 @@ TEST_CASE("any number of ranks trains like PyTorch, with equal bits on every ran
         next += spec.size();
       }
     }
+  }
+}
+
+// Rests of tiles included, which are in no parameter.
+TEST_CASE("what a step left in the memory of gradients is in no later sum") {
+  for (ShardPolicy policy : policies) {
+    INFO(std::string(name_of(policy)));
+    Trainer t(make_single_comm(), reference_options(policy)),
+        fresh(make_single_comm(), reference_options(policy));
+    HostBatch batch = reference_batch();
+    t.shard->begin_step(*t.stream);
+    t.begin_micro(true);
+    for (const Layout::Entry& e : t.layout.entries) {
+      for (int i = 0; i < t.model->params()[e.param].contributions; ++i) {
+        float* tiles = t.shard->grad(e.param).as<float>();
+        std::fill_n(tiles, e.whole(), std::numeric_limits<float>::quiet_NaN());
+        t.shard->ready(*t.stream, e.param);
+      }
+    }
+    auto stats = t.shard->step(*t.stream, reference_scalars());
+    REQUIRE(stats);
+    CHECK(stats->skipped);
+    for (Trainer* each : {&t, &fresh})
+      each->step({batch.part(0, 2), batch.part(2, 1)}, reference_scalars());
+    CHECK(t.all_weights() == fresh.all_weights());
   }
 }
 

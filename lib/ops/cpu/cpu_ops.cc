@@ -197,7 +197,7 @@ class CpuOps final : public Ops {
       const View dx(o.dx.as<T>() + first * width, dtype(), {m, width});
       products_.run(product(dlogits, o.weight, false, false, dx), rest);
       Product<T> dweight = product(dlogits, x, true, false, o.dweight);
-      dweight.accumulate = true;
+      dweight.accumulate = o.accumulate || first > 0;
       products_.run(dweight, rest);
     }
   }

@@ -138,7 +138,7 @@ class CudaOps final : public Ops {
       run(s, to_x);
       gpu::Product to_weight = product(visible, x, o.dweight, true, false);
       to_weight.lda = stride;
-      to_weight.add = o.dweight.p;
+      if (o.accumulate || first > 0) to_weight.add = o.dweight.p;
       run(s, to_weight);
     }
   }
