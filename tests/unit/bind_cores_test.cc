@@ -1,6 +1,7 @@
-// CPUs and memory: where the machine says little, and where the step has little.
+// CPUs and memory: each rank's share, also where the machine says little or the step has little.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
@@ -48,6 +49,94 @@ std::string matrix(const char* cpus0, const char* cpus1) {
 }
 
 }  // namespace
+
+TEST_CASE("cores of one socket only: no rank without cores, none outside, the near ones first") {
+  // rapidsai/dask-cuda issue 1381
+  Allocation a;
+  a.cores = range(0, 31);
+  const Plan p = make(hgx_h100(), a);
+  const CpuSet allowed = *parse_cpus("0-31,112-143");
+  for (const RankPlan& r : p.ranks) {
+    CHECK(r.cpus.any());
+    CHECK((r.cpus & ~allowed).none());
+    CHECK(r.cpus.count() == 8);
+  }
+  CHECK(disjoint(p));
+  CHECK(p.ranks[0].mem == 0);
+  // Memory beside the GPU would be far from the cores: left to the kernel.
+  CHECK_FALSE(p.ranks[4].mem.has_value());
+  CHECK(std::count_if(p.warnings.begin(), p.warnings.end(),
+                      [](const Warning& w) { return w.code == "cores-far"; }) == 1);
+  // Those that live there have neighbouring cores.
+  CHECK(cpus(p, 0) == "0-3,112-115");
+}
+
+TEST_CASE("a rank from afar does not take the only core beside another's GPU") {
+  Machine m = box({2, 1, 2, 1, 2});
+  add_gpu(m, 0);
+  add_gpu(m, 1);
+  Allocation a;
+  a.cores = {1, 2};
+  Plan p = make(m, a);
+  CHECK(cpus(p, 0) == "1");
+  CHECK(cpus(p, 1) == "2");
+  a.cores = {2, 3};
+  p = make(m, a);
+  CHECK(cpus(p, 0) == "3");
+  CHECK(cpus(p, 1) == "2");
+}
+
+TEST_CASE("more ranks than cores share the near ones") {
+  Machine m = box({2, 1, 1, 1, 1});
+  for (int g = 0; g < 4; ++g) add_gpu(m, g / 2);
+  const Plan p = make(m);
+  CHECK(cpus(p, 0) == "0");
+  CHECK(cpus(p, 1) == "0");
+  CHECK(cpus(p, 2) == "1");
+  CHECK(cpus(p, 3) == "1");
+  CHECK(warns(p, "cores-few"));
+  CHECK_FALSE(warns(p, "cores-far"));
+}
+
+TEST_CASE("low-noise nodes keep the first core of each cache from jobs") {
+  Machine m = box({1, 4, 16, 2, 8});
+  for (int g = 0; g < 8; ++g) {
+    add_gpu(m, g / 2);
+    m.gpus.back().place.cpus =
+        *parse_cpus(std::to_string(g * 8) + "-" + std::to_string(g * 8 + 7) + "," +
+                    std::to_string(64 + g * 8) + "-" + std::to_string(64 + g * 8 + 7));
+  }
+  Allocation a;
+  a.cores.emplace();
+  for (int c = 0; c < 64; ++c)
+    if (c % 8 != 0) a.cores->push_back(c);
+  const Plan p = make(m, a);
+  CHECK(cpus(p, 0) == "1-7,65-71");
+  CHECK(cpus(p, 7) == "57-63,121-127");
+}
+
+TEST_CASE("one thread of each core, and only what may be used") {
+  Policy policy;
+  policy.one_thread = true;
+  CHECK(cpus(make(hgx_h100(), {}, policy), 0) == "0-13");
+  Machine m = hgx_h100();
+  m.allowed = *parse_cpus("112-223");  // second threads only
+  CHECK(cpus(make(m, {}, policy), 0) == "112-125");
+}
+
+TEST_CASE("cpu=numa gives the whole memory node, cpu=off leaves the mask alone") {
+  Policy policy;
+  policy.cpu = CpuMode::numa;
+  Plan p = make(dgx_a100(), {}, policy);
+  CHECK(cpus(p, 0) == "48-63,176-191");
+  CHECK(cpus(p, 1) == "48-63,176-191");
+  policy.cpu = CpuMode::off;
+  p = make(dgx_a100(), {}, policy);
+  CHECK(p.ranks[0].keep_cpus);
+  CHECK(p.ranks[0].mem == 3);
+  policy.mem = MemMode::off;
+  CHECK_FALSE(make(dgx_a100(), {}, policy).ranks[0].mem.has_value());
+}
 
 TEST_CASE("no memory nodes, and all CPUs beside every GPU: nothing is known of places") {
   for (const std::string& text : {nccl_without_nodes(), matrix("0-63", "0-63")}) {
