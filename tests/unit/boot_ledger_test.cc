@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "boot_messages.h"
+#include "texts.h"
 
 using namespace trainlaunch;
 using namespace std::chrono_literals;
@@ -65,10 +66,10 @@ TEST_SUITE("ledger") {
     const auto out = l.take_outgoing();
     REQUIRE(out.size() == 2);  // it fails on every rank that waits, whatever its own deadline
     CHECK(out[0].message.kind == Kind::error);
-    CHECK(contains(out[0].message.name, "'weights'"));
-    CHECK(contains(out[0].message.name, "2 (n2, in 'loss')"));
-    CHECK(contains(out[0].message.name, "3 (n2, at step 7, backward)"));
-    CHECK_FALSE(contains(out[0].message.name, "(n1"));
+    CHECK(has(out[0].message.name, "'weights'"));
+    CHECK(has(out[0].message.name, "2 (n2, in 'loss')"));
+    CHECK(has(out[0].message.name, "3 (n2, at step 7, backward)"));
+    CHECK_FALSE(has(out[0].message.name, "(n1"));
     // Who comes after that hears the same.
     l.handle(3, make(Kind::gather, 1, "weights", {""}, -1), t0 + 2s);
     const auto later = l.take_outgoing();
@@ -96,7 +97,7 @@ TEST_SUITE("ledger") {
     out = l.take_outgoing();
     REQUIRE(out.size() == 1);
     CHECK(out[0].message.kind == Kind::error);
-    CHECK(contains(out[0].message.name, "'never'"));
+    CHECK(has(out[0].message.name, "'never'"));
   }
 
   TEST_CASE("calls of an earlier generation are refused") {
@@ -152,7 +153,7 @@ TEST_SUITE("ledger") {
     auto out = l.take_outgoing();
     REQUIRE(out.size() == 2);
     CHECK(out[0].message.kind == Kind::failure);
-    CHECK(contains(out[0].message.name, "rank 2 (n2)"));
+    CHECK(has(out[0].message.name, "rank 2 (n2)"));
     l.handle(0, make(Kind::left, 0, "", {}, 143), t0);
     l.handle(1, make(Kind::left, 0, "", {}, 143), t0);
     out = l.take_outgoing();

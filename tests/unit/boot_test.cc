@@ -20,6 +20,7 @@
 #include "boot/local_sockets.h"
 #include "boot/worker.h"
 #include "boot_messages.h"
+#include "texts.h"
 
 using namespace trainlaunch;
 using namespace std::chrono_literals;
@@ -279,7 +280,7 @@ TEST_SUITE("bootstrap") {
       const auto r = find_launcher(environment(std::move(vars)));
       REQUIRE_FALSE(r);
       CHECK(r.error().exit == exit_code::usage);
-      CHECK(contains(r.error().what, "srun --mpi=pmix -n4"));
+      CHECK(has(r.error().what, "srun --mpi=pmix -n4"));
     };
     wrong({{"SLURM_JOB_ID", "1"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}});
     wrong({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_NUM_NODES", "2"}});

@@ -8,6 +8,7 @@
 
 #include "comm/comm.h"
 #include "ranks.h"
+#include "texts.h"
 
 // Inside a rank: ends it with a text unless the condition holds.
 #define EXPECT(condition)                                                          \
@@ -49,10 +50,6 @@ inline void check_all_well(const std::vector<std::string>& results) {
     CAPTURE(r);
     CHECK(results[r] == "");
   }
-}
-
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace trainlaunch::testing

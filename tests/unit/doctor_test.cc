@@ -2,86 +2,19 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <vector>
 
+#include "healthy_jobs.h"
 #include "spank/doctor.h"
-#include "spank/facts.h"
+#include "texts.h"
 
 using namespace trainlaunch;
 
 namespace {
-
-std::string pci(int gpu) { return "0000:" + std::to_string(10 + gpu) + ":00.0"; }
-std::string port(int nic) { return "mlx5_" + std::to_string(nic) + ":1"; }
-
-// Rank `local` of a node with eight GPUs on two sockets of 56 cores, each GPU with a port below its
-// switch, bound as it should be.
-RankFacts healthy(int node = 0, int local = 0, int ranks = 16) {
-  RankFacts f;
-  f.program = "1.0";
-  f.node = f.host = "n" + std::to_string(node + 1);
-  f.job = "7";
-  f.step = "0";
-  f.local_rank = local;
-  f.local_ranks = 8;
-  f.rank = node * 8 + local;
-  f.ranks = ranks;
-  f.cpus = std::to_string(14 * local) + '-' + std::to_string(14 * local + 13);
-  f.cores = 14;
-  f.mem_policy = "preferred";
-  f.mem_nodes = std::to_string(local / 4);
-  f.mems_allowed = "0-1";
-  f.source = "live";
-  f.machine_cpus = "0-111";
-  f.numa_nodes = 2;
-  for (int g = 0; g < 8; ++g) {
-    GpuFacts gpu;
-    gpu.index = g;
-    gpu.numa = g / 4;
-    gpu.vendor = "nvidia";
-    gpu.cpus = gpu.socket = g < 4 ? "0-55" : "56-111";
-    gpu.device = "/dev/nvidia" + std::to_string(g);
-    gpu.opens = true;
-    gpu.near[port(g)] = "PIX";
-    f.gpus[pci(g)] = gpu;
-    PortFacts p;
-    p.numa = g / 4;
-    p.link_layer = "infiniband";
-    p.gbps = 400;
-    p.verbs = true;
-    p.opens = true;
-    f.ports[port(g)] = p;
-    f.visible.push_back(pci(g));
-  }
-  f.interfaces = {{"lo", true}, {"eth0", true}, {"eth1", false}};
-  f.env = {{"PMIX_RANK", std::to_string(f.rank)},
-           {"CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7"},
-           {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"},
-           {"NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1"},
-           {"UCX_NET_DEVICES", port(local)},
-           {"NCCL_SOCKET_IFNAME", "=eth0"},
-           {"GLOO_SOCKET_IFNAME", "eth0"}};
-  f.plan_applied = std::string(64, 'a');
-  PlannedFacts planned;
-  planned.from = "plugin";
-  planned.digest = f.plan_applied;
-  planned.gpus = {pci(local)};
-  planned.ports = {port(local)};
-  planned.cpus = f.cpus;
-  planned.mems = f.mem_nodes;
-  f.planned = planned;
-  return f;
-}
-
-std::vector<RankFacts> job(int nodes = 2) {
-  std::vector<RankFacts> out;
-  for (int n = 0; n < nodes; ++n)
-    for (int r = 0; r < 8; ++r) out.push_back(healthy(n, r, nodes * 8));
-  return out;
-}
 
 // As Slurm alone starts it: nothing of ours is there.
 void unbind(RankFacts& f) {
@@ -97,10 +30,6 @@ std::vector<Finding> found(const std::vector<RankFacts>& facts, const std::strin
   for (const Finding& f : all)
     if (f.code == code) out.push_back(f);
   return out;
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // One finding of this code, about `who`, whose message and fix hold these.
@@ -540,78 +469,6 @@ TEST_CASE("errors come first, control characters do not come at all") {
   CHECK(all[1].severity == Severity::advice);
   CHECK(findings_text(all, facts).find('\033') == std::string::npos);
   CHECK(has(findings_json(all, facts), R"("code": "gloo-syntax")"));
-}
-
-TEST_CASE("facts survive their JSON form, whole and in parts, labelled and mixed") {
-  auto facts = job(1);
-  facts[0].memlock = 65536;
-  facts[0].differs["cpus"] = "planned 0-13, has 0";
-  facts[0].warnings["cores-few"] = "8 ranks share 4 cores";
-  facts[0].files["NCCL_TOPO_FILE"] = false;
-  facts[0].gpus[pci(3)].numa.reset();
-  const std::string whole = facts_json(facts[0], 0);
-  for (const size_t limit : {size_t{0}, longest_line, size_t{400}}) {
-    const auto back = parse_facts(facts_json(facts[0], limit), "test");
-    REQUIRE(back);
-    REQUIRE(back->size() == 1);
-    CHECK(facts_json(back->front(), 0) == whole);
-  }
-
-  // As srun mixes the lines of several ranks.
-  std::vector<std::string> lines;
-  for (const RankFacts& f : facts) {
-    std::istringstream in(facts_json(f, longest_line));
-    for (std::string line; std::getline(in, line);) {
-      CHECK(line.size() <= longest_line);
-      lines.push_back(line + '\n');
-    }
-  }
-  CHECK(lines.size() > facts.size());
-  std::reverse(lines.begin(), lines.end());
-  std::string mixed = "a login script's greeting\n";
-  for (const std::string& line : lines) mixed += line;
-  const auto all = parse_facts(mixed, "test");
-  REQUIRE(all);
-  REQUIRE(all->size() == facts.size());
-  for (size_t i = 0; i < facts.size(); ++i)
-    CHECK(facts_json((*all)[i], 0) == facts_json(facts[i], 0));
-
-  // `srun --label` gives every piece of a long line a label.
-  std::string labelled;
-  for (size_t i = 0; i < 2; ++i) {
-    const std::string line = facts_json(facts[i], 0);
-    for (size_t at = 0; at < line.size(); at += 1024) {
-      const std::string piece = line.substr(at, 1024);
-      labelled += (i ? "1: " : "0: ") + piece + (piece.back() == '\n' ? "" : "\n");
-    }
-  }
-  const auto two = parse_facts(labelled, "test");
-  REQUIRE(two);
-  REQUIRE(two->size() == 2);
-  CHECK(facts_json(two->back(), 0) == facts_json(facts[1], 0));
-}
-
-TEST_CASE("what is no output of check is refused, with its line") {
-  const auto refusal = [](const std::string& text) {
-    const auto facts = parse_facts(text, "f");
-    CHECK(!facts);
-    return facts ? "" : facts.error().what;
-  };
-  CHECK(has(refusal(""), "f: no object"));
-  CHECK(has(refusal("hello\n{\"a\":1}\n"), "f:2: no object"));
-  CHECK(has(refusal("{\"version\":2,\"rank\":0}\n"), "f:1: version 2"));
-  CHECK(has(refusal("{\"version\":1,\"rank\":0\n"), "f:1: no object"));
-  CHECK(has(refusal("3: {\"version\":1,\n"), "rank 3 is cut off"));
-  std::string deep = "{\"version\":1";
-  for (int i = 0; i < 100000; ++i) deep += ",\"a\":{\"b\":1";
-  CHECK(has(refusal(deep), "no object"));
-  // Members of other types count as unknown.
-  const auto odd = parse_facts(
-      R"({"version":1,"rank":-7,"cpus":[1],"gpus":{"x":3},"nics":7,"env":{"A":1},"visible":{"1":2}})",
-      "f");
-  REQUIRE(odd);
-  CHECK(odd->front().rank == 0);
-  CHECK(diagnose(*odd).size() <= 1);
 }
 
 TEST_CASE("gpu-bind(1) has every code with its severity") {

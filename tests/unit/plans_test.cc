@@ -6,6 +6,8 @@
 
 #include <map>
 
+#include "texts.h"
+
 using namespace trainlaunch;
 
 namespace {
@@ -35,10 +37,6 @@ std::vector<std::string> of_nodes(const World& w, const std::vector<std::string>
     words[r] = first ? plans[node] : "";
   }
   return words;
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace
