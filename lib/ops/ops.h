@@ -162,8 +162,6 @@ class Ops {
   virtual void use_scratch(View scratch) = 0;
 
   virtual void gemm(Stream&, const Gemm&) = 0;
-  // dx = dy * gelu'(pre); dx may be dy.
-  virtual void gelu_back(Stream&, View pre, View dy, View dx) = 0;
   virtual void embed(Stream&, const Embed&) = 0;
   virtual void embed_back(Stream&, const EmbedBack&) = 0;
   virtual void norm(Stream&, const Norm&) = 0;
@@ -172,7 +170,6 @@ class Ops {
   virtual void attention_back(Stream&, const AttentionBack&) = 0;
   virtual void head_loss(Stream&, const Head&) = 0;
 
-  virtual void add(Stream&, View a, View b, View out) = 0;  // out may be a or b
   // Converts between f32, f64 and bf16, to the nearest, halves to even.
   virtual void copy(Stream&, View from, View to) = 0;
   virtual void fill(Stream&, View v, double value) = 0;

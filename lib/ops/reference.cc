@@ -82,12 +82,6 @@ class ReferenceOps final : public Ops {
     }
   }
 
-  void gelu_back(Stream&, View pre, View dy, View dx) override {
-    for (int64_t i = 0; i < pre.size(); ++i) {
-      dx.as<double>()[i] = dy.as<double>()[i] * gelu_derivative(pre.as<double>()[i]);
-    }
-  }
-
   void embed(Stream&, const Embed& e) override {
     const int64_t context = e.tokens.cols(), width = e.out.cols();
     for (int64_t row = 0; row < e.tokens.size(); ++row) {
@@ -237,11 +231,6 @@ class ReferenceOps final : public Ops {
     }
   }
 
-  void add(Stream&, View a, View b, View out) override {
-    for (int64_t i = 0; i < out.size(); ++i) {
-      out.as<double>()[i] = a.as<double>()[i] + b.as<double>()[i];
-    }
-  }
   void copy(Stream&, View from, View to) override { convert(from, to, 0, to.size()); }
   void fill(Stream&, View v, double value) override { trainlaunch::fill(v, value, 0, v.size()); }
 

@@ -55,9 +55,6 @@ class ProfiledOps final : public Ops {
     const int64_t k = g.transposed_a ? g.a.rows() : g.a.cols();
     time(s, describe(g, k), product_flops(g.c.rows(), g.c.cols(), k), [&] { ops_->gemm(s, g); });
   }
-  void gelu_back(Stream& s, View pre, View dy, View dx) override {
-    time(s, "gelu, backward", 0, [&] { ops_->gelu_back(s, pre, dy, dx); });
-  }
   void embed(Stream& s, const Embed& e) override {
     time(s, "embedding", 0, [&] { ops_->embed(s, e); });
   }
@@ -85,9 +82,6 @@ class ProfiledOps final : public Ops {
     time(s, o.dx ? "head and loss, with gradients" : "head and loss",
          products * product_flops(o.x.rows(), o.weight.rows(), o.x.cols()),
          [&] { ops_->head_loss(s, o); });
-  }
-  void add(Stream& s, View a, View b, View out) override {
-    time(s, "addition", 0, [&] { ops_->add(s, a, b, out); });
   }
   void copy(Stream& s, View from, View to) override {
     time(s, "copy", 0, [&] { ops_->copy(s, from, to); });

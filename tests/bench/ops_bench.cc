@@ -74,8 +74,6 @@ class Bench {
     print_one("norm, backward", [&] { norm_back(); });
     print_one("attention", [&] { attention(); });
     print_one("attention, backward", [&] { attention_back(); });
-    print_one("gelu, backward", [&] { ops_.gelu_back(*stream_, wide_, wide2_, wide2_); });
-    print_one("add", [&] { ops_.add(*stream_, x_, y_, y_); });
     print_one("embedding", [&] { embed(); });
     print_one("embedding, backward", [&] { embed_back(); });
     print_one("head and loss", [&] { head(); });

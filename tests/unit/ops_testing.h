@@ -70,4 +70,14 @@ inline void add_bias_gradient(Ops& ops, Stream& stream, View dy, View dw, View d
            {.a = dy, .b = dy, .c = dw, .transposed_a = true, .accumulate = true, .dbias = dbias});
 }
 
+// dx = dy gelu'(pre), as the end of a product: here with `one`, the unit matrix [n, n].
+inline void through_gelu(Ops& ops, Stream& stream, View pre, View dy, View one, View dx) {
+  ops.gemm(stream, {.a = dy, .b = one, .c = dx, .back = pre});
+}
+inline Tensor<double> unit_matrix(int64_t n) {
+  Tensor<double> one({n, n});
+  for (int64_t i = 0; i < n; ++i) one[i * n + i] = 1;
+  return one;
+}
+
 }  // namespace trainlaunch::testing

@@ -75,12 +75,6 @@ class CpuOps final : public Ops {
     products_.run(o, scratch_);
   }
 
-  void gelu_back(Stream&, View pre, View dy, View dx) override {
-    team_.split(pre.size(), kernel_unit, 4 * pre.size(), [&](int64_t begin, int64_t end) {
-      loops_.gelu_back(pre.as<T>() + begin, dy.as<T>() + begin, dx.as<T>() + begin, end - begin);
-    });
-  }
-
   void embed(Stream&, const Embed& e) override {
     const int64_t context = e.tokens.cols(), width = e.out.cols();
     team_.split(e.tokens.size(), 1, e.out.size(), [&](int64_t begin, int64_t end) {
@@ -200,12 +194,6 @@ class CpuOps final : public Ops {
       dweight.accumulate = o.accumulate || first > 0;
       products_.run(dweight, rest);
     }
-  }
-
-  void add(Stream&, View a, View b, View out) override {
-    team_.split(out.size(), kernel_unit, out.size(), [&](int64_t begin, int64_t end) {
-      loops_.add(a.as<T>() + begin, b.as<T>() + begin, out.as<T>() + begin, end - begin);
-    });
   }
 
   void copy(Stream&, View from, View to) override {

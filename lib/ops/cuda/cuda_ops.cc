@@ -60,10 +60,6 @@ class CudaOps final : public Ops {
       gpu::bias_back(s.native(), g.b, g.dbias, rest<float>(column_bytes(g.b.rows(), g.b.cols())));
     }
   }
-  void gelu_back(Stream& s, View pre, View dy, View dx) override {
-    const Checked checked(*this, s);
-    gpu::gelu_back(s.native(), pre, dy, dx);
-  }
 
   void embed(Stream& s, const Embed& e) override {
     const Checked checked(*this, s);
@@ -143,10 +139,6 @@ class CudaOps final : public Ops {
     }
   }
 
-  void add(Stream& s, View a, View b, View out) override {
-    const Checked checked(*this, s);
-    gpu::add(s.native(), a, b, out);
-  }
   void copy(Stream& s, View from, View to) override {
     const Checked checked(*this, s);
     gpu::convert(s.native(), from, to);

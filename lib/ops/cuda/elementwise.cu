@@ -29,19 +29,6 @@ void each(void* stream, int64_t n, const F& f) {
          n);
 }
 
-template <class T>
-struct Add {
-  const T *a, *b;
-  T* out;
-  template <int N>
-  TL_DEVICE void run(int64_t i) const {
-    const auto x = load<N>(a + i), y = load<N>(b + i);
-    Pack<T, N> sum;
-    for (int j = 0; j < N; ++j) sum[j] = narrow<T>(widen(x[j]) + widen(y[j]));
-    store<N>(out + i, sum);
-  }
-};
-
 template <class From, class To>
 struct Convert {
   const From* from;
@@ -97,19 +84,6 @@ struct Sum {
       for (int j = 0; j < N; ++j) sum[j] += x[j];
     }
     store<N>(to + i, sum);
-  }
-};
-
-template <class T>
-struct GeluBack {
-  const T *pre, *dy;
-  T* dx;
-  template <int N>
-  TL_DEVICE void run(int64_t i) const {
-    const auto x = load<N>(pre + i), dout = load<N>(dy + i);
-    Pack<T, N> d;
-    for (int j = 0; j < N; ++j) d[j] = narrow<T>(widen(dout[j]) * gelu_derivative(widen(x[j])));
-    store<N>(dx + i, d);
   }
 };
 
@@ -207,15 +181,6 @@ struct Update {
 
 }  // namespace
 
-void add(void* stream, View a, View b, View out) {
-  with_type(out.t, [&](auto type) {
-    using T = decltype(type);
-    with_width<T>(sixteen(0, {a.p, b.p, out.p}), [&](auto width) {
-      each<width.value>(stream, out.size(), Add<T>{pointer<T>(a), pointer<T>(b), pointer<T>(out)});
-    });
-  });
-}
-
 void convert(void* stream, View from, View to) {
   assert(from.size() == to.size());
   if (from.t == to.t) return copy_bytes(stream, to.p, from.p, to.bytes());
@@ -250,16 +215,6 @@ void sum(void* stream, View dst, const View* parts, int count) {
     packed = packed && sixteen(0, {parts[i].p});
   }
   with_width<float>(packed, [&](auto width) { each<width.value>(stream, dst.size(), f); });
-}
-
-void gelu_back(void* stream, View pre, View dy, View dx) {
-  with_type(dx.t, [&](auto type) {
-    using T = decltype(type);
-    with_width<T>(sixteen(0, {pre.p, dy.p, dx.p}), [&](auto width) {
-      each<width.value>(stream, dx.size(),
-                        GeluBack<T>{pointer<T>(pre), pointer<T>(dy), pointer<T>(dx)});
-    });
-  });
 }
 
 void finish(void* stream, const Finish& f) {

@@ -11,7 +11,6 @@ namespace trainlaunch::gpu {
 
 // elementwise.cu
 
-void add(void* stream, View a, View b, View out);
 // Between f32, f64 and bf16, or the same type.
 void convert(void* stream, View from, View to);
 void fill(void* stream, View v, double value);  // any type
@@ -19,8 +18,6 @@ void fill(void* stream, View v, double value);  // any type
 constexpr int most_parts = 64;
 // dst = parts[0] + parts[1] + ... in f32.
 void sum(void* stream, View dst, const View* parts, int count);
-
-void gelu_back(void* stream, View pre, View dy, View dx);
 
 // What follows a product that stands in c [m, n], in this order; null Views are left out.
 struct Finish {
