@@ -8,15 +8,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "bind/bind.h"
+#include "real_machines.h"
 #include "temporary.h"
 #include "topo/topo.h"
 
@@ -75,27 +73,6 @@ class Comparison {
   std::string file_;
   std::set<std::string> found_;
 };
-
-std::string content(const fs::path& path) {
-  std::ostringstream out;
-  out << std::ifstream(path).rdbuf();
-  return out.str();
-}
-
-Machine read(const fs::path& path) {
-  auto m = load_file(path);
-  REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
-  return std::move(*m);
-}
-
-// The folder of real machines' topology files, or nothing, with the reason said.
-fs::path machines() {
-  const char* shared = std::getenv("TL_SHARED");
-  const fs::path dir = fs::path(shared && *shared ? shared : TL_SRCDIR "/../shared") / "topologies";
-  if (fs::is_directory(dir)) return dir;
-  MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
-  return {};
-}
 
 std::vector<fs::path> files_in(const fs::path& dir, const std::string& end) {
   std::vector<fs::path> files;
@@ -204,29 +181,29 @@ void compare_with_answer(const Machine& m, const json& answer, Comparison& c) {
 }  // namespace
 
 TEST_CASE("hwloc's files say what an independent reader finds in them") {
-  const fs::path dir = machines();
+  const fs::path dir = real_machines();
   if (dir.empty()) return;
   int files = 0;
   for (const char* folder : {"hwloc", "nccl-as-hwloc"})
     for (const fs::path& file : files_in(dir / folder, ".xml")) {
       ++files;
       CAPTURE(file);
-      const Machine m = read(file);
+      const Machine m = read_machine(file);
       CHECK(m.kind == "hwloc-xml");
       Comparison c(std::string(folder) + '/' + file.filename().string());
       compare_with_answer(
-          m, json::parse(content(dir / "answers" / (file.stem().string() + ".json"))), c);
+          m, json::parse(read_file(dir / "answers" / (file.stem().string() + ".json"))), c);
     }
   CHECK(files >= 80);
 }
 
 TEST_CASE("NCCL's files say what an independent reader finds in them") {
-  const fs::path dir = machines();
+  const fs::path dir = real_machines();
   if (dir.empty()) return;
   int files = 0, without = 0;
   for (const fs::path& file : files_in(dir / "nccl", ".xml")) {
     CAPTURE(file);
-    const Machine m = read(file);
+    const Machine m = read_machine(file);
     CHECK(m.kind == "nccl-xml");
     CHECK_FALSE(m.made_up_ids);
     const fs::path answer = dir / "answers" / (file.stem().string() + ".hwloc.json");
@@ -239,20 +216,20 @@ TEST_CASE("NCCL's files say what an independent reader finds in them") {
     }
     ++files;
     Comparison c("nccl/" + file.filename().string());
-    compare_with_answer(m, json::parse(content(answer)), c);
+    compare_with_answer(m, json::parse(read_file(answer)), c);
   }
   CHECK(files >= 52);
   CHECK(without == 3);
 }
 
 TEST_CASE("pasted topo -m says what an independent reader finds in it") {
-  const fs::path dir = machines();
+  const fs::path dir = real_machines();
   if (dir.empty()) return;
-  const json answers = json::parse(content(dir / "topo-m" / "ANSWERS.json"));
+  const json answers = json::parse(read_file(dir / "topo-m" / "ANSWERS.json"));
   for (const auto& [name, answer] : answers.items()) {
     CAPTURE(name);
     Comparison c("topo-m/" + name);
-    const Machine m = read(dir / "topo-m" / (name + ".topo.txt"));
+    const Machine m = read_machine(dir / "topo-m" / (name + ".topo.txt"));
     CHECK(m.kind == "topo-m");
     CHECK(m.made_up_ids);
     REQUIRE(m.gpus.size() == answer["n_gpus"].get<size_t>());
@@ -306,10 +283,10 @@ TEST_CASE("pasted topo -m says what an independent reader finds in it") {
 
 // There are no answers to these, but the files and their notes are short enough to be read.
 TEST_CASE("rocm-smi's memory nodes are read, and prose is refused") {
-  const fs::path dir = machines();
+  const fs::path dir = real_machines();
   if (dir.empty()) return;
   const auto nodes = [&](const char* name) {
-    const Machine m = read(dir / "topo-m" / name);
+    const Machine m = read_machine(dir / "topo-m" / name);
     CHECK(m.kind == "showtoponuma");
     CHECK(m.cpus.none());  // the files name them in comments only
     std::string out;
@@ -328,7 +305,7 @@ TEST_CASE("rocm-smi's memory nodes are read, and prose is refused") {
 }
 
 TEST_CASE("copied trees of /sys say what hwloc's files of the same machines say") {
-  const fs::path dir = machines();
+  const fs::path dir = real_machines();
   if (dir.empty()) return;
   const Temporary tmp;
   const auto unpacked = [&](const std::string& name) -> fs::path {
@@ -346,9 +323,9 @@ TEST_CASE("copied trees of /sys say what hwloc's files of the same machines say"
       MESSAGE("skipped: tar cannot unpack bzip2 here");
       return;
     }
-    const Machine m = read(tree);
+    const Machine m = read_machine(tree);
     CHECK(m.kind == "sysfs");
-    const json want = json::parse(content(dir / "answers" / (std::string(answer) + ".json")));
+    const json want = json::parse(read_file(dir / "answers" / (std::string(answer) + ".json")));
     Comparison c(std::string("sysfs/") + name);
     compare_with_answer(m, want, c);
     REQUIRE(m.numa.size() == want["numa_nodes"].size());
@@ -358,9 +335,9 @@ TEST_CASE("copied trees of /sys say what hwloc's files of the same machines say"
     }
   }
   // hwloc leaves out what it cannot place in these two; CPUs and memory nodes are whole.
-  const Machine domains = read(unpacked("2pa-pcidomain32bits"));
+  const Machine domains = read_machine(unpacked("2pa-pcidomain32bits"));
   CHECK(domains.cpus.count() == 2);
-  const Machine conflicts = read(unpacked("40intel64-4n10c+pci-conflicts"));
+  const Machine conflicts = read_machine(unpacked("40intel64-4n10c+pci-conflicts"));
   CHECK(conflicts.cpus.count() == 40);
   CHECK(conflicts.numa.size() == 4);
 }

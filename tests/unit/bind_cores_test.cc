@@ -2,12 +2,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <random>
 #include <set>
 
 #include "plans.h"
+#include "real_machines.h"
 
 using namespace trainlaunch;
 
@@ -315,13 +315,8 @@ TEST_CASE("where packages are not known, none is named") {
 }
 
 TEST_CASE("any cores of real machines are shared fairly, and near") {
-  const char* shared = std::getenv("TL_SHARED");
-  const std::filesystem::path dir =
-      std::filesystem::path(shared && *shared ? shared : TL_SRCDIR "/../shared") / "topologies";
-  if (!std::filesystem::is_directory(dir)) {
-    MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
-    return;
-  }
+  const std::filesystem::path dir = real_machines();
+  if (dir.empty()) return;
   std::mt19937 random(5);
   for (const char* file :
        {"hwloc/mpibind-eas-tioga.xml", "hwloc/mpibind-coral-lassen.xml",
@@ -330,19 +325,18 @@ TEST_CASE("any cores of real machines are shared fairly, and near") {
         "nccl/rccl-topo_8p_rome_n4.xml", "topo-m/turin-h200.topo.txt", "topo-m/dgx-a100.topo.txt",
         "topo-m/a100x4-nps4-nonic.topo.txt", "topo-m/v100x8-all-on-one-socket.topo.txt"}) {
     CAPTURE(file);
-    const auto m = load_file((dir / file).string());
-    REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
+    const Machine m = read_machine(dir / file);
     for (int round = 0; round < 60; ++round) {
       Allocation a;
-      a.cores = some_cores(random, *m);
-      a.ranks = 1 + static_cast<int>(random() % m->gpus.size());
+      a.cores = some_cores(random, m);
+      a.ranks = 1 + static_cast<int>(random() % m.gpus.size());
       if (a.cores->size() < static_cast<size_t>(a.ranks)) continue;
       CAPTURE(a.ranks);
       CAPTURE(round);
       // As many GPUs, so that each rank has one.
       a.gpus = range(0, a.ranks - 1);
-      const Plan p = make(*m, a);
-      check_shares(*m, *a.cores, p);
+      const Plan p = make(m, a);
+      check_shares(m, *a.cores, p);
     }
   }
 }

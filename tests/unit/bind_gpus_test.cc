@@ -10,6 +10,19 @@
 
 using namespace trainlaunch;
 
+namespace {
+
+// Eight GPUs and four ports, each near a pair of GPUs.
+Machine a_port_for_two(const Shape& shape) {
+  Machine m = box(shape);
+  for (int g = 0; g < 8; ++g) add_gpu(m, g / 4);
+  for (int n = 0; n < 4; ++n) add_nic(m, n / 2);
+  for (int g = 0; g < 8; ++g) link(m, g, g / 2, Level::pix);
+  return m;
+}
+
+}  // namespace
+
 TEST_CASE("a part of the GPUs: the step's own, in PCI order") {
   Allocation a;
   a.gpus = {2, 5};
@@ -57,11 +70,7 @@ TEST_CASE("several ranks per GPU, with a warning") {
 }
 
 TEST_CASE("fewer ranks than GPUs: taken so that ports differ") {
-  // Eight GPUs, four ports, each near a pair of GPUs.
-  Machine m = box({2, 1, 16, 1, 16});
-  for (int g = 0; g < 8; ++g) add_gpu(m, g / 4);
-  for (int n = 0; n < 4; ++n) add_nic(m, n / 2);
-  for (int g = 0; g < 8; ++g) link(m, g, g / 2, Level::pix);
+  const Machine m = a_port_for_two({2, 1, 16, 1, 16});
   Allocation a;
   a.ranks = 5;
   const Plan p = make(m, a);
@@ -174,10 +183,7 @@ TEST_CASE("closest: GPUs go to the ranks' parts of the step's cores") {
     CHECK(cpus(p, 0) == "0-7");
   }
   SUBCASE("fewer ranks than GPUs: near ones whose ports differ") {
-    Machine m = box({2, 1, 8, 1, 8});
-    for (int g = 0; g < 8; ++g) add_gpu(m, g / 4);
-    for (int n = 0; n < 4; ++n) add_nic(m, n / 2);
-    for (int g = 0; g < 8; ++g) link(m, g, g / 2, Level::pix);
+    const Machine m = a_port_for_two({2, 1, 8, 1, 8});
     Allocation a;
     a.ranks = 5;
     a.cores = {0, 1, 8, 9, 10};

@@ -4,7 +4,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -13,6 +12,7 @@
 #include <sstream>
 
 #include "plans.h"
+#include "real_machines.h"
 
 using namespace trainlaunch;
 using nlohmann::json;
@@ -187,12 +187,8 @@ TEST_CASE("equal plans have equal digests, others do not") {
 }
 
 TEST_CASE("real machines: every GPU's rank has its CPUs, its node and its nearest usable port") {
-  const char* shared = std::getenv("TL_SHARED");
-  const fs::path dir = fs::path(shared && *shared ? shared : TL_SRCDIR "/../shared") / "topologies";
-  if (!fs::is_directory(dir)) {
-    MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
-    return;
-  }
+  const fs::path dir = real_machines();
+  if (dir.empty()) return;
   for (const auto& entry : fs::directory_iterator(dir / "answers")) {
     const std::string name = entry.path().stem();
     CAPTURE(name);
@@ -202,9 +198,8 @@ TEST_CASE("real machines: every GPU's rank has its CPUs, its node and its neares
     std::ifstream in(entry.path());
     const json want = json::parse(in)["gpus"];
     if (want.empty()) continue;
-    const auto m = load_file(file);
-    REQUIRE(m.has_value());
-    const Plan p = make(*m);
+    const Machine m = read_machine(file);
+    const Plan p = make(m);
     REQUIRE(p.ranks.size() == want.size());
 
     std::map<int, int> users;
@@ -217,7 +212,7 @@ TEST_CASE("real machines: every GPU's rank has its CPUs, its node and its neares
       // A share of what is beside the GPU; where there is too little for all, others may double up.
       CHECK(r.cpus.any());
       CHECK((r.cpus & ~beside).none());
-      if (m->numa.size() > 1) {
+      if (m.numa.size() > 1) {
         REQUIRE(r.mem.has_value());
         CHECK(std::to_string(*r.mem) == word_of(want[i]["numa"]));
       }
@@ -228,10 +223,10 @@ TEST_CASE("real machines: every GPU's rank has its CPUs, its node and its neares
       }
       CHECK(r.nics.empty() == nearest.empty());
       for (int n : r.nics) {
-        const Nic& nic = m->nics[static_cast<size_t>(n)];
+        const Nic& nic = m.nics[static_cast<size_t>(n)];
         CHECK_MESSAGE(nearest.contains(nic.name), nic.name);
         // Nobody shares while an equally near port idles.
-        const auto& row = m->near[i];
+        const auto& row = m.near[i];
         for (size_t other = 0; other < row.size(); ++other)
           if (p.nics[other].used && row[other] == row[static_cast<size_t>(n)] && users[n] > 1)
             CHECK(users[static_cast<int>(other)] > 0);

@@ -4,13 +4,15 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
+#include <string>
 
 #include "env/env.h"
 #include "plans.h"
+#include "real_machines.h"
 
 using namespace trainlaunch;
 namespace fs = std::filesystem;
@@ -20,16 +22,9 @@ namespace {
 const bool isolated = (isolate_hwloc(), true);
 
 std::optional<Machine> machine_in(const std::string& file) {
-  const char* shared = std::getenv("TL_SHARED");
-  const fs::path path =
-      fs::path(shared && *shared ? shared : TL_SRCDIR "/../shared") / "topologies" / file;
-  if (!fs::exists(path)) {
-    MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
-    return std::nullopt;
-  }
-  auto m = load_file(path);
-  REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
-  return std::move(*m);
+  const fs::path dir = real_machines();
+  if (dir.empty()) return std::nullopt;
+  return read_machine(dir / file);
 }
 
 std::string variable(const std::vector<Variable>& list, const std::string& name) {

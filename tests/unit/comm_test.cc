@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <numeric>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,6 +14,7 @@
 #include "comm/sum.h"
 #include "comm/traffic.h"
 #include "comms.h"
+#include "temporary.h"
 
 using namespace trainlaunch;
 using namespace trainlaunch::testing;
@@ -423,12 +422,11 @@ TEST_CASE("what moved is counted, and traced") {
 
     const std::string path = "/tmp/comm_test." + std::to_string(getpid()) + ".json";
     EXPECT_OK(trace.write(path));
-    std::stringstream text;
-    text << std::ifstream(path).rdbuf();
+    const std::string text = read_file(path);
     unlink(path.c_str());
-    EXPECT(has(text.str(), "reduce_scatter 1 (16.0 kB)"));
-    EXPECT(has(text.str(), "all_gather 2 (16.0 kB)"));
-    EXPECT(has(text.str(), "all_reduce 3 (16.0 kB)"));
+    EXPECT(has(text, "reduce_scatter 1 (16.0 kB)"));
+    EXPECT(has(text, "all_gather 2 (16.0 kB)"));
+    EXPECT(has(text, "all_reduce 3 (16.0 kB)"));
     return std::string();
   }));
 }

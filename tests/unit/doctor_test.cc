@@ -3,13 +3,12 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "healthy_jobs.h"
 #include "spank/doctor.h"
+#include "temporary.h"
 #include "texts.h"
 
 using namespace trainlaunch;
@@ -477,11 +476,9 @@ TEST_CASE("gpu-bind(1) has every code with its severity") {
     MESSAGE("skipped: TL_SOURCE is not set");
     return;
   }
-  std::ifstream in(std::string(source) + "/man/gpu-bind.1");
-  std::stringstream page;
-  page << in.rdbuf();
+  const std::string page = read_file(std::string(source) + "/man/gpu-bind.1");
   for (const FindingCode& c : finding_codes()) {
     CAPTURE(c.code);
-    CHECK(has(page.str(), std::string(".It Cm ") + c.code + " Pq " + name_of(c.severity) + '\n'));
+    CHECK(has(page, std::string(".It Cm ") + c.code + " Pq " + name_of(c.severity) + '\n'));
   }
 }

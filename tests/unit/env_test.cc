@@ -9,11 +9,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 
 #include "env/hosts.h"
 #include "env/nccl_topology.h"
 #include "machines.h"
+#include "real_machines.h"
 
 using namespace trainlaunch;
 
@@ -409,30 +411,24 @@ TEST_CASE("the plan names a matching file to NCCL, and says why it does not name
 }
 
 TEST_CASE("published files for NCCL: on their own machines, on others, and wrong ones") {
-  const char* shared = std::getenv("TL_SHARED");
-  const std::string dir =
-      std::string(shared && *shared ? shared : TL_SRCDIR "/../shared") + "/topologies/";
+  const std::filesystem::path dir = real_machines();
+  if (dir.empty()) return;
   // The machines as hwloc would show them.
-  const auto load = [&](const std::string& name) { return load_file(dir + name); };
-  const auto azure = load("nccl-as-hwloc/azure-ndv4-topo.hwloc.xml");
-  const auto amazon = load("nccl-as-hwloc/aws-p4d-24xl-topo.hwloc.xml");
-  if (!azure || !amazon) {
-    MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
-    return;
-  }
+  const Machine azure = read_machine(dir / "nccl-as-hwloc/azure-ndv4-topo.hwloc.xml");
+  const Machine amazon = read_machine(dir / "nccl-as-hwloc/aws-p4d-24xl-topo.hwloc.xml");
   const auto check = [&](const char* file, const Machine& m) {
-    const auto s = check_nccl_topology(dir + "nccl/" + file, m);
+    const auto s = check_nccl_topology(dir / "nccl" / file, m);
     return s ? std::string() : s.error().what;
   };
-  CHECK(check("azure-ndv4-topo.xml", *azure).empty());
-  CHECK(check("aws-p4d-24xl-topo.xml", *amazon).empty());
-  CHECK_FALSE(check("azure-ndv4-topo.xml", *amazon).empty());
-  CHECK_FALSE(check("aws-p4d-24xl-topo.xml", *azure).empty());
+  CHECK(check("azure-ndv4-topo.xml", azure).empty());
+  CHECK(check("aws-p4d-24xl-topo.xml", amazon).empty());
+  CHECK_FALSE(check("azure-ndv4-topo.xml", amazon).empty());
+  CHECK_FALSE(check("aws-p4d-24xl-topo.xml", azure).empty());
   // The copy that kept the masks of before Azure/azhpc-images pull 393: two nodes with one set.
-  CHECK(check("superbench-ndv4-topo.xml", *azure).find("its memory nodes share CPUs") !=
+  CHECK(check("superbench-ndv4-topo.xml", azure).find("its memory nodes share CPUs") !=
         std::string::npos);
   // Not in NCCL's form.
-  CHECK(check("../nccl-as-hwloc/azure-ndv4-topo.hwloc.xml", *azure).find("not in NCCL's format") !=
+  CHECK(check("../nccl-as-hwloc/azure-ndv4-topo.hwloc.xml", azure).find("not in NCCL's format") !=
         std::string::npos);
 }
 

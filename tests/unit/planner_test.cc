@@ -16,6 +16,7 @@
 #include "spank/report.h"
 #include "spank/settings.h"
 #include "spank/wire.h"
+#include "temporary.h"
 
 using namespace trainlaunch;
 using nlohmann::json;
@@ -496,18 +497,16 @@ TEST_CASE("where each variable comes from is in every report") {
 }
 
 TEST_CASE("the example in etc shows every key, and each line of it is right") {
-  std::ifstream file(TL_SRCDIR "/etc/gpu-bind.conf.example");
-  REQUIRE(file.good());
-  std::ostringstream plain;
-  plain << file.rdbuf();
+  const std::string plain = read_file(TL_SRCDIR "/etc/gpu-bind.conf.example");
+  REQUIRE_FALSE(plain.empty());
   // As it is shipped it sets nothing.
-  const Settings none = parsed(plain.str());
+  const Settings none = parsed(plain);
   CHECK(none.bind == BindSwitch::on_request);
   CHECK(none.variables.empty());
   // "#key = value" is a setting to take up; "# words" are words.
   std::string text;
   std::set<std::string> keys;
-  for (const std::string& line : lines(plain.str())) {
+  for (const std::string& line : lines(plain)) {
     text += line.starts_with('#') && !line.starts_with("# ") ? line.substr(1) : line;
     text += '\n';
     if (line.size() > 1 && line[0] == '#' && line[1] != ' ') {

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "channels.h"
 #include "texts.h"
 
 using namespace trainlaunch;
@@ -13,15 +14,9 @@ using namespace trainlaunch;
 namespace {
 
 World world_of(const std::vector<int>& ranks_of_node) {
-  World w;
-  w.nodes.clear();
-  w.node_of.clear();
-  for (size_t n = 0; n < ranks_of_node.size(); ++n) {
-    w.nodes.push_back("n" + std::to_string(n + 1));
-    w.node_of.insert(w.node_of.end(), static_cast<size_t>(ranks_of_node[n]), static_cast<int>(n));
-  }
-  w.size = static_cast<int>(w.node_of.size());
-  return w;
+  std::vector<std::string> nodes;
+  for (size_t n = 1; n <= ranks_of_node.size(); ++n) nodes.push_back("n" + std::to_string(n));
+  return testing::world_of(ranks_of_node, nodes, 0);
 }
 
 // GPU_BIND_PLAN from its three parts.

@@ -7,9 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <random>
-#include <sstream>
+
+#include "real_machines.h"
+#include "temporary.h"
 
 using namespace trainlaunch;
 namespace fs = std::filesystem;
@@ -19,27 +20,6 @@ namespace {
 const bool isolated = (isolate_hwloc(), true);
 
 std::string source(const std::string& path) { return std::string(TL_SRCDIR) + '/' + path; }
-
-std::string content(const fs::path& path) {
-  std::ostringstream out;
-  out << std::ifstream(path).rdbuf();
-  return out.str();
-}
-
-Machine read(const std::string& path) {
-  auto m = load_file(path);
-  REQUIRE_MESSAGE(m.has_value(), (m ? "" : m.error().what));
-  return std::move(*m);
-}
-
-// The folder of real machines' topology files, or nothing, with the reason said.
-fs::path machines() {
-  const char* shared = std::getenv("TL_SHARED");
-  const fs::path dir = fs::path(shared && *shared ? shared : source("../shared")) / "topologies";
-  if (fs::is_directory(dir)) return dir;
-  MESSAGE("skipped: no topology files; TL_SHARED names the folder that has them");
-  return {};
-}
 
 }  // namespace
 
@@ -61,7 +41,7 @@ TEST_CASE("lists of numbers are read and written in Linux form") {
 }
 
 TEST_CASE("the lab's machines are as they were meant") {
-  const Machine m = read(source("tests/lab/topologies/four-gpus.xml"));
+  const Machine m = read_machine(source("tests/lab/topologies/four-gpus.xml"));
   CHECK(m.kind == "hwloc-xml");
   CHECK(to_list(m.cpus) == "0-1");
   REQUIRE(m.cores.size() == 2);
@@ -84,7 +64,7 @@ TEST_CASE("the lab's machines are as they were meant") {
 }
 
 TEST_CASE("only what computes is a GPU, only fabric ports are ports, only nodes with CPUs count") {
-  const Machine m = read(source("tests/data/odd-devices.xml"));
+  const Machine m = read_machine(source("tests/data/odd-devices.xml"));
   // Partitions below one function, in the order of the driver's numbers; no display of a board
   // controller (ASPEED, ATI), no graphics inside the processor.
   REQUIRE(m.gpus.size() == 2);
@@ -118,10 +98,10 @@ TEST_CASE("only what computes is a GPU, only fabric ports are ports, only nodes 
 }
 
 TEST_CASE("cut off or damaged files are errors in one line, never crashes") {
-  std::vector<std::string> texts{content(source("tests/data/odd-devices.xml")),
-                                 content(source("tests/lab/topologies/four-gpus.xml"))};
-  const fs::path dir = machines();
-  if (!dir.empty()) texts.push_back(content(dir / "hwloc" / "fluxcore-tuo.SPX.xml"));
+  std::vector<std::string> texts{read_file(source("tests/data/odd-devices.xml")),
+                                 read_file(source("tests/lab/topologies/four-gpus.xml"))};
+  const fs::path dir = real_machines();
+  if (!dir.empty()) texts.push_back(read_file(dir / "hwloc" / "fluxcore-tuo.SPX.xml"));
   std::mt19937 random(7);
   const auto check = [](const std::string& text) {
     const auto m = load_text(text, "file");
