@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -32,8 +31,7 @@ TEST_CASE("facts survive their JSON form, whole and in parts, labelled and mixed
   // As srun mixes the lines of several ranks.
   std::vector<std::string> lines;
   for (const RankFacts& f : facts) {
-    std::istringstream in(facts_json(f, longest_line));
-    for (std::string line; std::getline(in, line);) {
+    for (const std::string& line : lines_of(facts_json(f, longest_line))) {
       CHECK(line.size() <= longest_line);
       lines.push_back(line + '\n');
     }

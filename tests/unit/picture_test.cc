@@ -10,6 +10,7 @@
 #include "spank/links.h"
 #include "spank/picture.h"
 #include "spank/svg.h"
+#include "texts.h"
 
 using namespace trainlaunch;
 using Tree = boost::property_tree::ptree;
@@ -60,13 +61,6 @@ std::vector<std::string> contents(const std::string& svg, const std::string& ele
 
 size_t count(const std::vector<std::string>& list, const std::string& word) {
   return static_cast<size_t>(std::count(list.begin(), list.end(), word));
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> out;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
 }
 
 // Parts of a text between empty lines.

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "machines.h"
 #include "spank/fit.h"
@@ -17,6 +16,7 @@
 #include "spank/settings.h"
 #include "spank/wire.h"
 #include "temporary.h"
+#include "texts.h"
 
 using namespace trainlaunch;
 using nlohmann::json;
@@ -41,13 +41,6 @@ Made make(Machine m, const Allocation& a = {}) {
   return {std::move(m), std::move(*made), std::move(env)};
 }
 
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> out;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
-}
-
 std::string wire_of(const Answer& answer, Report report, const std::string& node) {
   auto text = plan_wire(answer, report, node);
   REQUIRE(text.has_value());
@@ -55,7 +48,7 @@ std::string wire_of(const Answer& answer, Report report, const std::string& node
 }
 
 size_t count(const std::string& text, const std::string& start) {
-  const auto all = lines(text);
+  const auto all = lines_of(text);
   return static_cast<size_t>(std::count_if(
       all.begin(), all.end(), [&](const std::string& line) { return line.starts_with(start); }));
 }
@@ -153,7 +146,7 @@ TEST_CASE("names that are no text do not break the JSON") {
 TEST_CASE("the wire form is the contract's") {
   const Made made = make(hgx_h100());
   const std::string text = wire_of(made.answer(), Report::none, "n1");
-  const auto all = lines(text);
+  const auto all = lines_of(text);
   CHECK(all[0] == "gpu-bind-wire 1");
   CHECK(all[1].starts_with("digest "));
   CHECK(all.back() == "end");
@@ -182,7 +175,7 @@ TEST_CASE("what is left alone has no line") {
   CHECK(count(text, "rank ") == 8);
   CHECK(count(text, "cpus ") == 0);
   CHECK(count(text, "mems ") == 0);
-  CHECK(lines(empty_wire()).size() == 3);
+  CHECK(lines_of(empty_wire()).size() == 3);
 }
 
 TEST_CASE("reports: a line per rank, the reasons, an object, or what to mend") {
@@ -195,7 +188,7 @@ TEST_CASE("reports: a line per rank, the reasons, an object, or what to mend") {
   const std::string full = wire_of(made.answer(), Report::full, "n1");
   CHECK(count(full, "say ") > 24);
   CHECK(full.find("port mlx5_3:1 left out") != std::string::npos);
-  for (const std::string& line : lines(wire_of(made.answer(), Report::json, "n1"))) {
+  for (const std::string& line : lines_of(wire_of(made.answer(), Report::json, "n1"))) {
     if (!line.starts_with("say ")) continue;
     const json j = json::parse(line.substr(4));
     CHECK(j["node"] == "n1");
@@ -227,7 +220,7 @@ TEST_CASE("the largest answer keeps within the contract's bounds") {
     const std::string text = wire_of(make(m, a).answer(), report, std::string(200, 'n'));
     CHECK(text.ends_with("end\n"));
     CHECK(count(text, "rank ") == 256);
-    for (const std::string& line : lines(text)) REQUIRE(line.size() <= wire::max_line);
+    for (const std::string& line : lines_of(text)) REQUIRE(line.size() <= wire::max_line);
     CHECK(text.size() <= wire::max_bytes);
   }
   // More would be cut by the plugin, and a part of a plan is none.
@@ -240,7 +233,7 @@ TEST_CASE("control characters stay out of the wire form") {
   m.nics[0].name = "mlx\n\x1b[2J";
   const std::string text = wire_of(make(m).answer(), Report::full, "n\n1");
   for (char c : text) CHECK((c == '\n' || static_cast<unsigned char>(c) >= 32));
-  for (const std::string& line : lines(text)) {
+  for (const std::string& line : lines_of(text)) {
     const std::string word = line.substr(0, line.find(' '));
     CHECK(std::set<std::string>{"gpu-bind-wire", "digest", "say", "warn", "rank", "cpus", "mems",
                                 "env", "end"}
@@ -254,7 +247,7 @@ TEST_CASE("text explains, in columns") {
   CHECK(text.find("\n3     3    0000:13:00.0  mlx5_5:1  PIX   0       42-55,154-167\n") !=
         std::string::npos);
   CHECK(text.find("left out: farther from every GPU than others") != std::string::npos);
-  for (const std::string& line : lines(text)) CHECK_FALSE(line.ends_with(" "));
+  for (const std::string& line : lines_of(text)) CHECK_FALSE(line.ends_with(" "));
 }
 
 TEST_CASE("what this kernel lacks is reported, not applied") {
@@ -506,7 +499,7 @@ TEST_CASE("the example in etc shows every key, and each line of it is right") {
   // "#key = value" is a setting to take up; "# words" are words.
   std::string text;
   std::set<std::string> keys;
-  for (const std::string& line : lines(plain)) {
+  for (const std::string& line : lines_of(plain)) {
     text += line.starts_with('#') && !line.starts_with("# ") ? line.substr(1) : line;
     text += '\n';
     if (line.size() > 1 && line[0] == '#' && line[1] != ' ') {
