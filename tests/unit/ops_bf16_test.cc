@@ -110,6 +110,7 @@ TEST_CASE("bf16: products") {
     int64_t m, n, k;
   };
   for (const Case& shape : {Case{1, 1, 1},
+                            {2, 1030, 37},
                             {7, 5, 3},
                             {33, 80, 17},
                             {65, 240, 80},

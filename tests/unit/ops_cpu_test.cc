@@ -80,6 +80,7 @@ TEST_CASE("cpu: products") {
   const Reference r;
   for (const Case& shape : {Case{1, 1, 1},
                             {1, 300, 80},
+                            {3, 1100, 70},  // few rows, many columns
                             {7, 5, 3},
                             {33, 80, 17},
                             {64, 64, 64},
