@@ -32,7 +32,7 @@ double attention_flops(int64_t sequences, int64_t first, int64_t context, int64_
 std::string describe(const Gemm& g, int64_t k) {
   std::string name = "product " + std::to_string(g.c.rows()) + " x " + std::to_string(g.c.cols()) +
                      " x " + std::to_string(k);
-  if (g.accumulate) return name + ", of a weight's gradient";
+  if (g.transposed_a) return name + ", of a weight's gradient";
   if (g.back) return name + ", through gelu";
   if (g.act == Activation::gelu) return name + ", gelu";
   if (g.add) return name + ", add";
