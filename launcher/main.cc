@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/caught.h"
 #include "boot/bootstrap.h"
 #include "config.h"
-#include "launcher/caught.h"
 #include "launcher/commands.h"
 #include "launcher/supervisor.h"
 #include "launcher/worker_process.h"

@@ -8,10 +8,10 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "base/caught.h"
 #include "base/file.h"
 #include "boot/hub.h"
 #include "boot/worker.h"
-#include "launcher/caught.h"
 #include "launcher/commands.h"
 #include "launcher/options.h"
 #include "launcher/supervisor.h"

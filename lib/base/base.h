@@ -1,6 +1,7 @@
 // lib/base: what everything else stands on. This header is the folder's front door.
 //
 //   Result<T>, Error   errors are values below the command line; nothing here throws
+//   caught()           what a library throws becomes one
 //   Deadline           a point in time by which a call must return
 //   View               a typed, shaped, non-owning window onto memory of some device
 //   Device             where memory and streams come from: host(), later cuda()
@@ -16,6 +17,7 @@
 
 #include "base/arena.h"
 #include "base/bf16.h"
+#include "base/caught.h"
 #include "base/device.h"
 #include "base/digest.h"
 #include "base/file.h"

@@ -14,6 +14,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/caught.h"
 #include "boot/conn.h"
 
 namespace trainlaunch {
@@ -43,7 +44,13 @@ class ChannelControl final : public WorkerControl {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    reader_ = std::thread([this] { read_answers(); });
+    reader_ = std::thread([this] {
+      Status read = caught([this]() -> Status {
+        read_answers();
+        return {};
+      });
+      if (!read) give_up(std::move(read.error().what));
+    });
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
 

@@ -68,6 +68,7 @@ struct Outcome {
   uint64_t step = 0;
   Status status;  // durable, or why there is no such checkpoint; what was there before is intact
   bool succeeded_by_another = false;  // the run directory belongs to another job now
+  bool out_of_step = false;  // other ranks may wait for this one: no later save can succeed
   std::string path;
   uint64_t bytes = 0;  // of all ranks
   Seconds stall{0};    // training stood still

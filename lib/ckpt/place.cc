@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "ckpt/retention.h"
 
@@ -44,18 +45,21 @@ int largest_node(const World& world) {
 // What a rank says about its part of a save: a result, or why there is none. -------------------
 
 std::string Place::encode(const Result<Part>& part) {
-  if (!part) return dump({{"error", part.error().what}});
+  auto text = part ? caught([&] { return encode_part(*part); })
+                   : Result<std::string>(fail(part.error().what));
+  return text ? std::move(*text) : dump({{"error", text.error().what}});
+}
+
+Result<std::string> Place::encode_part(const Part& part) {
   json runs = json::array();
-  for (const Run& r : part->runs)
-    runs.push_back({r.tensor, r.slot, r.offset, r.length, r.position});
-  std::string text = dump({{"bytes", part->file.bytes},
-                           {"chunk", part->file.chunk},
-                           {"digests", part->file.digests},
+  for (const Run& r : part.runs) runs.push_back({r.tensor, r.slot, r.offset, r.length, r.position});
+  std::string text = dump({{"bytes", part.file.bytes},
+                           {"chunk", part.file.chunk},
+                           {"digests", part.file.digests},
                            {"runs", runs}});
   if (text.size() > Control::max_value)
-    return dump({{"error", "its " + std::to_string(part->runs.size()) +
-                               " runs are more than a message has room for; raise "
-                               "parallel.bucket-mib"}});
+    return fail("its " + std::to_string(part.runs.size()) +
+                " runs are more than a message has room for; raise parallel.bucket-mib");
   return text;
 }
 
@@ -85,9 +89,18 @@ std::string Place::called(int rank) const {
   return "rank " + std::to_string(rank) + " (" + world().node_name(rank) + "): ";
 }
 
-// The names are of the thread that saves: another one may use the channel at the same time.
+// The names are of the thread that saves: another one may use the channel at the same time. What
+// there is no memory to say is said later: the others wait for it, and count their gathers.
 Result<std::vector<std::string>> Place::gather(const char* name, const std::string& mine) {
-  return control_.gather(name, mine, Deadline::in(storage_timeout));
+  const Deadline deadline = Deadline::in(storage_timeout);
+  for (;;) {
+    try {
+      return control_.gather(name, mine, deadline);
+    } catch (const std::bad_alloc&) {
+      if (deadline.over()) return fail("out of memory");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
 }
 
 // The first error of any rank, on all.
@@ -134,6 +147,15 @@ Result<std::unique_ptr<Place>> Place::open(const Source& where, const SaveOption
 
 // Saving -----------------------------------------------------------------------------------------
 
+Outcome Place::thrown(const SaveJob& job, const std::string& what) const {
+  Outcome outcome;
+  outcome.level = level_;
+  outcome.step = job.state.step;
+  outcome.status = fail(name_of(level_, job.state.step) + " failed: " + what);
+  outcome.out_of_step = world().size > 1;
+  return outcome;
+}
+
 std::vector<std::string> Place::save(const SaveJob& job, const Decided& decided) {
   Outcome outcome;
   outcome.level = level_;
@@ -154,11 +176,11 @@ std::vector<std::string> Place::save(const SaveJob& job, const Decided& decided)
     if (!s && leads()) notes.push_back(which + ": " + s.error().what);
   };
   if (options_.verify && !job.how.hurry) {
-    const Status read = all_well("save: read back", read_back(manifest));
+    const Status read = all_well("save: read back", caught([&] { return read_back(manifest); }));
     note(read);
-    if (read) note(mark_verified(job.state.step, manifest.digest));
+    if (read) note(caught([&] { return mark_verified(job.state.step, manifest.digest); }));
   }
-  if (leads()) note(retain());
+  if (leads()) note(caught([&] { return retain(); }));
   // Together: a rank that came back earlier would wait for the others in the next training step,
   // with less patience than storage needs.
   auto together = gather("save: done", "");
@@ -166,7 +188,8 @@ std::vector<std::string> Place::save(const SaveJob& job, const Decided& decided)
   return notes;
 }
 
-// Errors are the same on every rank, but for a lost channel.
+// Errors are the same on every rank, but for a lost channel. What is thrown between two gathers is
+// an error of the work there: the rank goes on to the next one, where the others wait for it.
 Status Place::attempt(const SaveJob& job, Outcome& outcome, Manifest& manifest) {
   auto bytes = count_bytes(job);
   if (!bytes) return forward(bytes);
@@ -178,13 +201,13 @@ Status Place::attempt(const SaveJob& job, Outcome& outcome, Manifest& manifest) 
   auto parts = gather("save: written", encode(part));
   Status done;
   if (parts) {
-    auto assembled = assemble(job, *parts);
+    auto assembled = caught([&] { return assemble(job, *parts); });
     if (!assembled) done = forward(assembled);
     if (assembled) manifest = std::move(*assembled);
   } else {
     done = forward(parts);
   }
-  if (leads() && done) done = commit(*temporary, manifest);
+  if (leads() && done) done = caught([&] { return commit(*temporary, manifest); });
   if (parts) done = decide(done, outcome);
   // What cannot be removed now is removed at the next start.
   if (leads() && !done && !ownership_.lost() && dir_.has(*temporary))
@@ -192,18 +215,18 @@ Status Place::attempt(const SaveJob& job, Outcome& outcome, Manifest& manifest) 
   return done;
 }
 
-// Those that lead say how they fared, and all hear it.
+// All say how they fared, and all hear it.
 Status Place::decide(const Status& mine, Outcome& outcome) {
-  auto all = gather("save: outcome", leads() ? (ownership_.lost() ? "!" : "") + text_of(mine) : "");
+  auto all = gather("save: outcome", (ownership_.lost() ? "!" : "") + text_of(mine));
   if (!all) return forward(all);
   for (size_t r = 0; r < all->size(); ++r) {
     std::string& said = (*all)[r];
     if (said.empty()) continue;
-    // Another node's part is missing, and this one's is of no use without it.
+    // Without another's part, or its word, this one's is of no use.
     if (leads() && mine) (void)dir_.remove(checkpoint_name(outcome.step), manifest_name);
     outcome.succeeded_by_another = said.starts_with("!");
     if (outcome.succeeded_by_another) said.erase(0, 1);
-    return fail(level_ == Level::shared ? said : called(static_cast<int>(r)) + said);
+    return fail(level_ == Level::shared && r == 0 ? said : called(static_cast<int>(r)) + said);
   }
   return {};
 }
@@ -211,7 +234,7 @@ Status Place::decide(const Status& mine, Outcome& outcome) {
 // How large all of it is, when every rank has its copy.
 Result<Place::Bytes> Place::count_bytes(const SaveJob& job) {
   Status taken = job.taken;
-  if (taken) taken = job.snapshot->ready(Deadline::in(storage_timeout));
+  if (taken) taken = caught([&] { return job.snapshot->ready(Deadline::in(storage_timeout)); });
   auto all = gather("save: begin",
                     taken ? std::to_string(job.snapshot->image().size()) : "!" + text_of(taken));
   if (!all) return forward(all);
@@ -232,7 +255,7 @@ Result<std::string> Place::make_temporary(uint64_t step, const Bytes& bytes) {
   std::string answer;  // "+<name>", or an error
   if (leads()) {
     const std::string name = temporary_name(step);
-    const Status ready = prepare(name, bytes);
+    const Status ready = caught([&] { return prepare(name, bytes); });
     answer = ready ? "+" + name : text_of(ready);
   }
   auto all = gather("save: directory", answer);
@@ -270,7 +293,7 @@ Result<Place::Part> Place::write_in_turn(const std::string& temporary, const Sav
   for (int turn = 0; turn * at_once < most; ++turn) {
     if (turn > 0)
       if (auto all = gather("save: turn", ""); !all) return forward(all);
-    if (world().local_rank / at_once == turn) part = write(temporary, job);
+    if (world().local_rank / at_once == turn) part = caught([&] { return write(temporary, job); });
   }
   return part;
 }
@@ -305,8 +328,8 @@ Status Place::commit(const std::string& temporary, Manifest& manifest) {
   if (auto s = dir->write_new(manifest_name, text); !s) return s;
   if (auto s = dir->sync(); !s) return s;
   if (auto s = ownership_.confirm(dir_); !s) return s;
-  if (auto s = dir_.rename_new(temporary, checkpoint_name(manifest.state.step)); !s) return s;
   manifest.digest = manifest_digest(text);
+  if (auto s = dir_.rename_new(temporary, checkpoint_name(manifest.state.step)); !s) return s;
   return dir_.sync();
 }
 

@@ -38,6 +38,8 @@ class Place {
   // has ended; what follows is care for what is there. What went wrong in that: one line each.
   using Decided = std::function<void(Outcome)>;
   std::vector<std::string> save(const SaveJob& job, const Decided& decided);
+  // The outcome of a save that was left by an exception, in the midst of it.
+  Outcome thrown(const SaveJob& job, const std::string& what) const;
   // As Writer::go_on_from, on the ranks that lead; elsewhere nothing.
   Result<std::vector<std::string>> go_on_from(uint64_t step, std::span<const PassedOver> bad);
   Status mark_verified(uint64_t step, const std::string& digest) const;
@@ -51,6 +53,7 @@ class Place {
     std::vector<Run> runs;
   };
   static std::string encode(const Result<Part>& part);
+  static Result<std::string> encode_part(const Part& part);
   static Result<Part> decode(const std::string& text, int rank);
 
   const World& world() const { return control_.world(); }

@@ -42,7 +42,8 @@ class BackgroundWriter final : public Writer {
             const How& how, Device& device, Stream& stream) override {
     const auto begin = Clock::now();
     wait();
-    job_ = {&snapshot_, snapshot_.take(owned, device, stream), tensors, state, how};
+    const auto taken = caught([&] { return snapshot_.take(owned, device, stream); });
+    job_ = {&snapshot_, taken, tensors, state, how};
     const auto end = Clock::now();
     start([this, stall = end - begin] { work(stall); });
   }
@@ -109,12 +110,23 @@ class BackgroundWriter final : public Writer {
 
   void save_in(Place& place, Seconds stall) {
     const auto begin = Clock::now();
-    add_warnings(place.save(job_, [&](Outcome outcome) {
+    bool decided = false;
+    const auto decide = [&](Outcome outcome) {
       outcome.stall = stall;
       outcome.write = Clock::now() - begin;
       std::lock_guard lock(mutex_);
       outcomes_.push_back(std::move(outcome));
-    }));
+      decided = true;
+    };
+    const Status done = caught([&]() -> Status {
+      add_warnings(place.save(job_, decide));
+      return {};
+    });
+    if (done || decided) return;
+    (void)caught([&]() -> Status {
+      decide(place.thrown(job_, done.error().what));
+      return {};
+    });
   }
 
   void add_warnings(const std::vector<std::string>& lines) {

@@ -13,6 +13,9 @@
 #include <climits>
 #include <cstring>
 #include <new>
+#include <type_traits>
+
+#include "base/processors.h"
 
 namespace trainlaunch {
 
@@ -30,7 +33,7 @@ struct alignas(64) Node::Word {
 // What one rank says of itself.
 struct alignas(64) Node::Line {
   std::atomic<uint64_t> nonce{0};
-  cpu_set_t cpus{};                                  // written before the nonce
+  ProcessorSet processors;                           // written before the nonce
   std::atomic<uint32_t> met{0}, left{0};             // its own counts
   std::array<std::atomic<uint64_t>, 2> signature{};  // of the call of the last two meetings
 };
@@ -51,6 +54,7 @@ constexpr std::chrono::microseconds wake_up{50};
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::is_trivially_copyable_v<ProcessorSet>);  // it lies in shared memory
 
 void sleep_on(std::atomic<uint32_t>& word, uint32_t value, Clock::duration time) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
@@ -132,7 +136,7 @@ Result<std::unique_ptr<Node>> Node::join(const World& world, const std::vector<i
   if (auto exchanged = node->exchange_processes(deadline); !exchanged) return forward(exchanged);
 
   Line& mine = node->lines()[node->me_];
-  sched_getaffinity(0, sizeof(mine.cpus), &mine.cpus);
+  mine.processors = allowed_processors();
   mine.nonce.store(nonce, std::memory_order_release);
   return node;
 }
@@ -156,15 +160,14 @@ Status Node::exchange_processes(Deadline deadline) {
 }
 
 Status Node::verify(std::span<const uint64_t> nonces) {
-  cpu_set_t all;
-  CPU_ZERO(&all);
+  ProcessorSet all;
   for (int i = 0; i < count_; ++i) {
     if (lines()[i].nonce.load(std::memory_order_acquire) != nonces[i])
       return fail(describe_rank(world_, first_ + i) + " does not share this memory");
-    CPU_OR(&all, &all, &lines()[i].cpus);
+    all |= lines()[i].processors;
   }
   // Spinning helps only while the one that is waited for runs at the same time.
-  const int cpus = CPU_COUNT(&all);
+  const auto cpus = static_cast<int>(all.count());
   if (cpus < count_) return {};
   spin_idle_ = wake_up;
   spin_busy_ = cpus < 2 * count_ ? wake_up / 10 : wake_up;

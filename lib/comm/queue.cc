@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/caught.h"
 #include "comm/signals.h"
 
 namespace trainlaunch {
@@ -79,18 +80,26 @@ Status Queue::wait(Ticket ticket, Deadline deadline) {
   return {};
 }
 
+// What the call throws, for lack of memory or for other reasons, fails it as its own errors do.
+bool Queue::run_call(const Call& call) {
+  Status done = caught([&]() -> Status {
+    if (!call.refused.empty()) return fail(describe(call) + ": " + call.refused);
+    return runner_.run(call);
+  });
+  if (!done) poison(std::move(done.error()));
+  return done.has_value();
+}
+
 void Queue::run_front(std::unique_lock<std::mutex>& lock, Deadline limit) {
   running_ = true;
   Call& call = calls_.front();
   if (call.background) call.deadline = Deadline::in(timeout_);
   call.deadline.at = std::min(call.deadline.at, limit.at);
   lock.unlock();
-  Status done =
-      call.refused.empty() ? runner_.run(call) : fail(describe(call) + ": " + call.refused);
-  if (!done) poison(done.error());
+  const bool failed = !run_call(call);
   lock.lock();
   running_ = false;
-  if (done) {
+  if (!failed) {
     done_ = call.ticket;
     calls_.pop_front();
   }

@@ -43,6 +43,7 @@ class Queue {
  private:
   Ticket enqueue(Call call);
   void background();
+  bool run_call(const Call& call);
   void run_front(std::unique_lock<std::mutex>& lock, Deadline limit);
 
   Runner& runner_;

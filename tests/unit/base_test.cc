@@ -3,15 +3,52 @@
 
 #include <doctest/doctest.h>
 
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/processors.h"
 #include "base/trace.h"
 #include "temporary.h"
 
 using namespace trainlaunch;
+
+namespace {
+
+// Of a kernel that is pretended; none: of the real one.
+std::vector<int> pretended;
+int pretended_count = 0;  // that the kernel was built for
+
+}  // namespace
+
+extern "C" int sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t* mask) noexcept {
+  if (pretended.empty()) return syscall(SYS_sched_getaffinity, pid, bytes, mask) < 0 ? -1 : 0;
+  if (bytes * 8 < static_cast<size_t>(pretended_count)) {
+    errno = EINVAL;
+    return -1;
+  }
+  CPU_ZERO_S(bytes, mask);
+  for (int cpu : pretended) CPU_SET_S(static_cast<size_t>(cpu), bytes, mask);
+  return 0;
+}
+
+TEST_CASE("processors count from 0 to the last that Linux can have") {
+  for (const auto& [count, cpus] : std::map<int, std::vector<int>>{
+           {64, {0, 63}}, {1024, {1023}}, {2048, {5, 1024, 2047}}, {8192, {1500, 8191}}}) {
+    pretended = cpus;
+    pretended_count = count;
+    const ProcessorSet set = allowed_processors();
+    CHECK(set.count() == cpus.size());
+    for (int cpu : cpus) CHECK(set[static_cast<size_t>(cpu)]);
+  }
+  pretended.clear();
+  CHECK(allowed_processors().any());
+}
 
 // Known answers of philox4x32-10, as published with the Random123 library.
 TEST_CASE("philox gives its published numbers") {

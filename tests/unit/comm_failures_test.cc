@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -131,6 +133,29 @@ TEST_CASE("abort() unblocks this rank and its peers") {
       EXPECT(Clock::now() - start < std::chrono::seconds(5));
       if (other.joinable()) other.join();
       return std::string();
+    }));
+  }
+}
+
+TEST_CASE("what is thrown where a call is run is an error of that call, on all ranks") {
+  struct Throwing final : Event::Impl {
+    Result<bool> done() override { throw std::bad_alloc(); }
+    void* native() override { return nullptr; }
+  };
+  for (const Layout& layout : {Layout{{2}}, Layout{{1, 1}}}) {
+    check_all_well(run_comms(layout, [](Comm& comm, const World& w) -> std::string {
+      auto v = comm.alloc("v", DType::f32, 4096);
+      EXPECT_OK(v);
+      const bool throws = w.rank == 1;
+      Event after = throws ? Event(std::make_shared<Throwing>()) : Event();
+      Owners halves;
+      halves.begin = {0, 2048, 4096};
+      const Ticket t = comm.all_reduce(*v, halves, DType::f32, std::move(after));
+      const Status waited = comm.wait(t, soon());
+      EXPECT(!waited);
+      EXPECT(!throws || has(waited.error().what, "memory"));
+      EXPECT(!comm.barrier(soon()));
+      return "";
     }));
   }
 }
