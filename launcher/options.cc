@@ -122,6 +122,17 @@ void OptionTable::real(const std::string& name, double* target, double lo, doubl
       [target](const std::string& text) { (void)is_real(text, *target); });
 }
 
+void OptionTable::real_or_zero(const std::string& name, double* target, double lo, double hi,
+                               const std::string& help) {
+  const auto check = [lo, hi](const std::string& text) -> std::string {
+    double x = 0;
+    if (is_real(text, x) && (x == 0 || (x >= lo && x <= hi))) return "";
+    return "must be 0 or a number from " + shortest(lo) + " to " + shortest(hi);
+  };
+  add(name, check, shortest(*target), help,
+      [target](const std::string& text) { (void)is_real(text, *target); });
+}
+
 void OptionTable::real_or_auto(const std::string& name, double* target, double lo, double hi,
                                const std::string& help) {
   const auto check = [lo, hi](const std::string& text) -> std::string {
@@ -369,8 +380,8 @@ void add_run_options(OptionTable& t, RunConfig& c) {
   t.whole("train.eval-every", &c.train.eval_every, 0, any, "steps between evaluations; 0: none");
   t.whole("train.eval-batches", &c.train.eval_batches, 1, any_int, "batches of an evaluation");
   t.whole("train.threads", &c.train.threads, 0, 4096, "per rank; 0: the CPUs it may use");
-  t.real("train.peak-tflops", &c.train.peak_tflops, 0, 1e9,
-         "of a rank, what mfu is a share of; 0: found out");
+  t.real_or_zero("train.peak-tflops", &c.train.peak_tflops, 0.001, 1e9,
+                 "of a rank, what mfu is a share of; 0: found out");
   t.real("train.deadline", &c.train.deadline, 1, 1e9, "seconds to wait for the other ranks");
   t.group("[optim]: AdamW; warm-up, then a cosine");
   t.real("optim.lr", &c.optim.lr, 0, infinite, "learning rate after the warm-up");

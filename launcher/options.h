@@ -38,6 +38,9 @@ class OptionTable {
         [target](const std::string& text) { *target = static_cast<Int>(std::stoll(text)); });
   }
   void real(const std::string& name, double* target, double lo, double hi, const std::string& help);
+  // The same, or 0.
+  void real_or_zero(const std::string& name, double* target, double lo, double hi,
+                    const std::string& help);
   // The same, or "auto": 0.
   void real_or_auto(const std::string& name, double* target, double lo, double hi,
                     const std::string& help);

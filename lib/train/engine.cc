@@ -1,12 +1,14 @@
 #include "train/engine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <bit>
+#include <latch>
+#include <thread>
 
+#include "base/processors.h"
 #include "data/data.h"
 #include "train/machine.h"
+#include "train/words.h"
 
 namespace trainlaunch {
 
@@ -23,13 +25,10 @@ bool is_canonical(const RunConfig& config) {
 
 // The processors this process may run on, one character each.
 std::string allowed_cpus() {
-  constexpr int most = 8192;
-  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(most),
-                                                             [](cpu_set_t* s) { CPU_FREE(s); });
-  const size_t bytes = CPU_ALLOC_SIZE(most);
-  if (!set || sched_getaffinity(0, bytes, set.get()) != 0) return "1";
+  const ProcessorSet set = allowed_processors();
+  if (set.none()) return "1";
   std::string mask;
-  for (int cpu = 0; cpu < most; ++cpu) mask += CPU_ISSET_S(cpu, bytes, set.get()) ? '1' : '0';
+  for (size_t cpu = 0; cpu < set.size(); ++cpu) mask += set[cpu] ? '1' : '0';
   mask.erase(mask.find_last_not_of('0') + 1);
   return mask;
 }
@@ -100,6 +99,22 @@ Status make_model(Engine& e, const ModelConfig& config) {
   return {};
 }
 
+// OpenMP's own way to say that it gets no thread is to end the process.
+Status check_threads(int threads) {
+  std::latch all(1);
+  std::vector<std::jthread> some;
+  Status made = caught([&]() -> Status {
+    for (int i = 1; i < threads; ++i) some.emplace_back([&all] { all.wait(); });
+    return {};
+  });
+  all.count_down();
+  if (made) return {};
+  return fail("no more than " + std::to_string(some.size() + 1) + " of " +
+              plural(static_cast<uint64_t>(threads), "thread") +
+              " can be had: the limit on processes (ulimit -u), the cgroup's pids.max or the "
+              "memory is used up; raise it, or make train.threads smaller");
+}
+
 Status make_machine(Engine& e, const RunConfig& config, int threads, int local_rank = 0) {
   MachineWish wish;
   wish.device = config.device;
@@ -109,6 +124,8 @@ Status make_machine(Engine& e, const RunConfig& config, int threads, int local_r
   wish.bits = is_canonical(config) ? SameBits::any_threads : SameBits::same_threads;
   auto machine = make_machine(wish);
   if (!machine) return forward(machine);
+  if (machine->device->host_readable())
+    if (auto s = check_threads(threads); !s) return s;
   e.device = std::move(machine->device);
   e.ops = std::move(machine->ops);
   auto stream = e.device->stream();

@@ -12,15 +12,12 @@ std::string Progress::line(StepRecord& r) {
   r.mfu = work_.peak_flops > 0 ? r.tokens_per_second * work_.flops_per_token / work_.peak_flops : 0;
   busy_ = {};
   steps_ = 0;
-  char line[200];
-  std::snprintf(line, sizeof line,
-                "step %llu/%llu  loss %s  lr %.2e  norm %s  %s tokens/s  mfu %.1f%%  left %s",
-                static_cast<unsigned long long>(r.step),
-                static_cast<unsigned long long>(last_step_), fixed(r.loss, 4).c_str(),
-                r.learning_rate, fixed(r.grad_norm, 3).c_str(),
-                grouped(static_cast<uint64_t>(r.tokens_per_second)).c_str(), 100 * r.mfu,
-                duration(seconds * static_cast<double>(last_step_ - r.step)).c_str());
-  return line;
+  char rate[32];
+  std::snprintf(rate, sizeof rate, "%.2e", r.learning_rate);
+  return "step " + std::to_string(r.step) + "/" + std::to_string(last_step_) + "  loss " +
+         fixed(r.loss, 4) + "  lr " + rate + "  norm " + fixed(r.grad_norm, 3) + "  " +
+         grouped_whole(r.tokens_per_second) + " tokens/s  mfu " + fixed(100 * r.mfu, 1) +
+         "%  left " + duration(seconds * static_cast<double>(last_step_ - r.step));
 }
 
 }  // namespace trainlaunch

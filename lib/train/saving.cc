@@ -185,10 +185,10 @@ void Saving::take(const Outcome& o) {
     return;
   }
   record(o.status.error().what +
-         (durable_ > 0 ? "; the checkpoint of step " + std::to_string(durable_) + " is intact"
-                       : std::string("; there is none yet")));
+         (durable_ ? "; the checkpoint of step " + std::to_string(*durable_) + " is intact"
+                   : std::string("; there is none yet")));
   const bool asked = shared && config_.checkpoint.on_error == OnSaveError::abort;
-  if (end_ && (o.succeeded_by_another || asked)) end_ = o.status;
+  if (end_ && (o.succeeded_by_another || o.out_of_step || asked)) end_ = o.status;
 }
 
 // Each node has a rank that looks after its local directory, and may have something to say of it.

@@ -54,7 +54,8 @@ class Saving {
   // Whether a save has been begun or loaded: the same on every rank.
   bool has_saved() const { return begun_ > 0 || loaded_; }
 
-  uint64_t durable() const { return durable_; }  // step of the last shared one; 0: none
+  // The step of the last shared one.
+  std::optional<uint64_t> durable() const { return durable_; }
   // Said, and kept in run.log.
   void record(const std::string& line) const;
 
@@ -71,7 +72,7 @@ class Saving {
   const Say say_;
   std::unique_ptr<Writer> writer_;
   RunLog log_;  // rank 0
-  uint64_t durable_ = 0;
+  std::optional<uint64_t> durable_;
   bool loaded_ = false;
   uint64_t begun_ = 0, ended_ = 0;  // saves, by level
   std::vector<PassedOver> passed_over_;

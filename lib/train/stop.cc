@@ -23,8 +23,14 @@ StopRequest::~StopRequest() {
 
 bool StopRequest::asked() {
   signalfd_siginfo info;
-  while (signals_ && read(signals_.get(), &info, sizeof info) == sizeof info) asked_ = true;
-  return asked_;
+  while (signals_ && read(signals_.get(), &info, sizeof info) == sizeof info) {
+    const auto now = Clock::now();
+    if (!first_) first_ = now;
+    urged_ = urged_ || now - *first_ >= std::chrono::seconds(1);
+  }
+  return first_.has_value();
 }
+
+bool StopRequest::urged() { return asked() && urged_; }
 
 }  // namespace trainlaunch

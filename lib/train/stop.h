@@ -2,6 +2,7 @@
 #pragma once
 
 #include <csignal>
+#include <optional>
 
 #include "base/base.h"
 
@@ -17,11 +18,14 @@ class StopRequest {
   StopRequest& operator=(const StopRequest&) = delete;
 
   bool asked();
+  // Asked again, a second or more after the first time: schedulers send a signal twice at once.
+  bool urged();
 
  private:
   sigset_t before_;
   Fd signals_;
-  bool asked_ = false;
+  bool urged_ = false;
+  std::optional<Clock::time_point> first_;
 };
 
 }  // namespace trainlaunch

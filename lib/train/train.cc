@@ -12,6 +12,7 @@
 #include "base/printable.h"
 #include "ckpt/ckpt.h"
 #include "data/data.h"
+#include "train/abandon.h"
 #include "train/collective.h"
 #include "train/describe.h"
 #include "train/engine.h"
@@ -41,6 +42,10 @@ struct Step {
   Sums sums;
   Verdict verdict;
 };
+
+// A stop that is wanted waits for the end of a step, or of an evaluation, that is as near as this.
+// Slurm kills 30 s after its SIGTERM, and a checkpoint is still to be written.
+constexpr Seconds near_end{10};
 
 // Neighbours first, then neighbouring pairs, and so on: the bits depend on the terms alone, not on
 // which ranks had them.
@@ -117,6 +122,7 @@ class Run {
     auto copy = saving_.reserve(engine_);
     if (!copy) return forward(copy);
     feeder_.emplace(config_, *text_, engine_);
+    abandonment_.emplace(control_, [this] { engine_.comm->abort(); });
     progress_.emplace(
         last_step(),
         Progress::Work{static_cast<double>(config_.train.global_batch * config_.model.context),
@@ -236,10 +242,10 @@ class Run {
 
   Status loop() {
     if (step_ == 0 && config_.train.eval_every > 0)
-      if (auto s = evaluate(); !s) return s;
+      if (auto s = evaluate(); !s) return failed_or_left(std::move(s.error()));
     while (step_ < last_step()) {
       auto step = one_step();
-      if (!step) return forward(step);
+      if (!step) return failed_or_left(std::move(step.error()));
       const Sums& sums = step->sums;
       const Action action = step->verdict.action;
       const bool last = step_ == last_step();
@@ -261,13 +267,45 @@ class Run {
       // Before an evaluation: who asks for a stop may not wait long.
       if (sums.stop > 0 && !last) return stop_early();
       if (due(config_.train.eval_every) || (last && config_.train.eval_every > 0))
-        if (auto s = evaluate(); !s) return s;
+        if (auto s = evaluate(); !s) return failed_or_left(std::move(s.error()));
       const Levels levels{due(config_.checkpoint.every), !config_.checkpoint.local_dir.empty() &&
                                                              due(config_.checkpoint.local_every)};
       if (!last && !lost && (levels.shared || levels.local)) save({levels, false});
     }
     save({});
     return saving_.finish();
+  }
+
+  // Between passes of a step or an evaluation.
+  Status may_go_on(size_t done, size_t passes, Clock::time_point begin) {
+    if (done < passes && too_far(done, passes, begin)) abandonment_->leave();
+    if (abandonment_->left()) return fail("left unfinished");
+    return {};
+  }
+  // Whether a stop is wanted that cannot wait for all passes.
+  bool too_far(size_t done, size_t passes, Clock::time_point begin) {
+    if (!stop_.asked()) return false;
+    if (stop_.urged()) return true;
+    if (done == 0) return false;
+    const Seconds spent = Clock::now() - begin;
+    return spent * (static_cast<double>(passes - done) / static_cast<double>(done)) > near_end;
+  }
+
+  // An error of a step may come of a rank's having left it. Then the state is what the last step
+  // has made, and is saved; not where a rank was still ending that one.
+  Status failed_or_left(Error error) {
+    if (!abandonment_->ask()) return tl::unexpected<Error>(std::move(error));
+    auto steps =
+        control_.gather("stop: step", std::to_string(step_), Deadline::in(storage_timeout));
+    if (!steps) return forward(steps);
+    if (std::any_of(steps->begin(), steps->end(),
+                    [&](const std::string& s) { return s != steps->front(); }))
+      return fail(
+          "stopped while some ranks had ended a step and others had not; the last "
+          "checkpoint counts");
+    saving_.record("what came after step " + std::to_string(step_) +
+                   " is left unfinished: a stop is wanted, and its end is not near");
+    return stop_early();
   }
 
   Status diverged(const Verdict& v) const {
@@ -282,9 +320,9 @@ class Run {
               " already (guard.rollbacks)";
     return fail(
         what + "; " +
-            (saving_.durable() > 0 ? "the checkpoint of step " + std::to_string(saving_.durable()) +
-                                         " is the last good one"
-                                   : std::string("there is no checkpoint")) +
+            (saving_.durable() ? "the checkpoint of step " + std::to_string(*saving_.durable()) +
+                                     " is the last good one"
+                               : std::string("there is no checkpoint")) +
             "; try a smaller optim.lr or a longer optim.warmup",
         exit_code::hopeless);
   }
@@ -351,7 +389,10 @@ class Run {
     const size_t passes = needs_equal_passes(config_.parallel.shard)
                               ? most_micros(config_.train.global_batch)
                               : mine.size();
+    const Abandonment::Work work(*abandonment_);
+    const auto begin = Clock::now();
     for (size_t i = 0; i < passes; ++i) {
+      if (auto s = may_go_on(i, passes, begin); !s) return forward(s);
       const bool idle = i >= mine.size();
       auto batch = idle ? feeder_->blank() : feeder_->training(mine[i]);
       if (!batch) return forward(batch);
@@ -428,7 +469,10 @@ class Run {
     const auto mine = deal(0, samples, e.tokens.rows(), world_.rank, world_.size);
     // Every rank runs as many passes as the one with the most: a pass may be a collective.
     const size_t passes = most_micros(samples);
+    const Abandonment::Work work(*abandonment_);
+    const auto begin = Clock::now();
     for (size_t i = 0; i < passes; ++i) {
+      if (auto s = may_go_on(i, passes, begin); !s) return forward(s);
       const bool idle = i >= mine.size();
       auto batch = idle ? feeder_->blank() : feeder_->validation(mine[i]);
       if (!batch) return forward(batch);
@@ -452,7 +496,8 @@ class Run {
   }
 
   Status stop_early() {
-    save({{}, /*hurry=*/true});
+    (void)saving_.finish();  // which may be of this very step
+    if (saving_.durable() != step_) save({{}, /*hurry=*/true});
     if (auto s = saving_.finish(); !s) return s;
     return stopped_early();
   }
@@ -487,6 +532,7 @@ class Run {
   std::unique_ptr<Text> text_;
   Engine engine_;
   std::optional<Feeder> feeder_;
+  std::optional<Abandonment> abandonment_;
   StepGuard guard_;
   Saving saving_;    // after the engine, whose memory it copies
   Metrics metrics_;  // rank 0

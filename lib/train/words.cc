@@ -8,6 +8,9 @@ namespace trainlaunch {
 
 namespace {
 
+// Numbers from here on are no longer read digit by digit.
+constexpr double longest = 1e15;
+
 template <class... Args>
 std::string format(const char* pattern, Args... args) {
   char text[128];
@@ -21,6 +24,10 @@ std::string grouped(uint64_t n) {
   std::string digits = std::to_string(n);
   for (size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, 1, ',');
   return digits;
+}
+
+std::string grouped_whole(double x) {
+  return x >= 0 && x < longest ? grouped(static_cast<uint64_t>(x)) : fixed(x, 0);
 }
 
 std::string mebibytes(uint64_t bytes) {
@@ -42,7 +49,8 @@ std::string duration(double seconds) {
 }
 
 std::string fixed(double x, int digits) {
-  return std::isnan(x) ? "nan" : format("%.*f", digits, x);  // whatever its sign
+  if (std::isnan(x)) return "nan";  // whatever its sign
+  return format(std::isinf(x) || std::abs(x) < longest ? "%.*f" : "%.*e", digits, x);
 }
 
 std::string plural(uint64_t n, const char* what) {

@@ -77,6 +77,10 @@ TEST_CASE("what is wrong in a file has its line, and says what to do") {
         "run.conf:2: model.layers must be a whole number from 1 to 1000, not 'many'");
   CHECK(complaint({}, "[model]\nlayers = -1\n") ==
         "run.conf:2: model.layers must be a whole number from 1 to 1000, not '-1'");
+  for (const std::string peak : {"1e-300", "0.0009", "-1", "nan", "1e10"})
+    CHECK(complaint({}, "[train]\npeak-tflops = " + peak + "\n") ==
+          "run.conf:2: train.peak-tflops must be 0 or a number from 0.001 to 1e+09, not '" + peak +
+              "'");
   CHECK(complaint({}, "[train]\nsteps = 1e3\n") ==
         "run.conf:2: train.steps must be a whole number, at least 0, not '1e3'");
   CHECK(complaint({}, "[optim]\nlr = nan\n") ==

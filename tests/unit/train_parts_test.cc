@@ -204,6 +204,11 @@ TEST_CASE("numbers for people") {
   CHECK(binary_size(uint64_t{9} << 30) == "9216.0 MiB");
   CHECK(binary_size(uint64_t{21} << 29) == "10.5 GiB");
   CHECK(fixed(2.5, 1) == "2.5");
+  CHECK(fixed(-1234567890123.25, 2) == "-1234567890123.25");
+  CHECK(fixed(1e300, 1) == "1.0e+300");
+  CHECK(fixed(INFINITY, 1) == "inf");
+  CHECK(grouped_whole(1115394.7) == "1,115,394");
+  CHECK(grouped_whole(1e300) == "1e+300");
   for (const double x : {NAN, -NAN}) {
     CHECK(fixed(x, 4) == "nan");
     Progress progress(10, {});
@@ -212,4 +217,21 @@ TEST_CASE("numbers for people") {
     CHECK(progress.line(record).find("loss nan") != std::string::npos);
     CHECK(record.loss != record.loss);
   }
+}
+
+TEST_CASE("a progress line is whole, whatever its numbers") {
+  const double huge = 1.7e308;
+  for (const double loss : {1e-300, -huge, huge, double{INFINITY}})
+    for (const double peak : {1e-300, 1.0, huge})
+      for (const int64_t time : {0, 1, 1'000'000'000}) {
+        Progress progress(UINT64_MAX, {huge, huge, peak});
+        StepRecord record{.step = 1, .loss = loss, .learning_rate = huge, .grad_norm = huge};
+        progress.took(std::chrono::nanoseconds(time));
+        const std::string line = progress.line(record);
+        CAPTURE(line);
+        CHECK(line.size() < 200);
+        for (const char* part : {"step 1/18446744073709551615  loss ", "  lr 1.70e+308  norm ",
+                                 " tokens/s  mfu ", "%  left "})
+          CHECK(line.find(part) != std::string::npos);
+      }
 }
