@@ -46,6 +46,7 @@ refused() {
 
 @test "wrong values are usage errors, told once" {
   refused 2 "optim.beta1" "$program" train small.conf --optim.beta1=1
+  refused 2 "train.peak-tflops" "$program" train small.conf --train.peak-tflops=1e-300
   refused 2 "model.width" "$program" train small.conf --data.path=text.txt --model.width=7
   refused 2 "data.path" "$program" train small.conf --data.path=/no/such/text
   refused 2 "trace" "$program" train small.conf --data.path=text.txt --trace=/no/such/folder/trace
@@ -150,4 +151,26 @@ refused() {
     ! timeout 20 "$program" $words > /dev/full 2> said || return 1
     grep -q 'standard output' said
   done
+}
+
+# ended SIGNAL CODE TEXT: a run whose first step has no end ends so after the signal.
+ended() {
+  local code=0
+  rm -rf run
+  timeout -k 2 60 "$program" train small.conf --data.path=text.txt --run-dir=run --train.threads=1 \
+    --train.peak-tflops=1 --train.global-batch=20000000 --train.micro-batch=1 > out 2> said &
+  local waited=$!
+  until grep -q 'from the beginning' out; do sleep 0.1; done
+  kill "-$1" "$(pgrep -P "$waited")"
+  wait "$waited" || code=$?
+  echo "$1 -> $code: $(cat said)"
+  [ "$code" = "$2" ]
+  [ "$(grep -c . said)" = 1 ]
+  grep -q "$3" said
+}
+
+@test "a signal ends a step that has no end" {
+  ended TERM 75 "stopped early at step 0 with a durable checkpoint"
+  [ "$("$program" checkpoint list run | grep -c '^ *0 ')" = 1 ]
+  ended INT 143 "stopped by signal 2"
 }
