@@ -107,8 +107,7 @@ int64_t weight_elements(ShardPolicy policy, const Layout& layout,
   if (policy != ShardPolicy::full) return layout.elements();
   const Rotation rotation(specs);
   std::vector<int64_t> sizes(static_cast<size_t>(rotation.blocks()), 0);
-  for (const Layout::Entry& e : layout.entries)
-    sizes[specs[e.param].block] += e.whole();
+  for (const Layout::Entry& e : layout.entries) sizes[specs[e.param].block] += e.whole();
   int64_t staying = 0, largest = 0, turns = 0;
   for (int b = 0; b < rotation.blocks(); ++b) {
     if (rotation.stays(b)) {
