@@ -159,7 +159,7 @@ class ProfiledComm final : public Comm {
 std::string row(const std::string& name, const std::string& calls, Seconds time, double share,
                 const std::string& rate) {
   char line[160];
-  std::snprintf(line, sizeof line, "%-48s %8s %9.3f s %5.1f %%  %s", name.c_str(), calls.c_str(),
+  std::snprintf(line, sizeof line, "%-56s %8s %9.3f s %5.1f %%  %s", name.c_str(), calls.c_str(),
                 time.count(), 100 * share, rate.c_str());
   return line;
 }
