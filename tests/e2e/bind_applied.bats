@@ -125,6 +125,8 @@ $want" "$(sed 's/^n[0-9]*/n1/' <<< "$out")"
 
 @test "each part of a heterogeneous step has a plan of its own" {
   need_nodes 2
+  # With --mpi=pmix, srun 22.05 may wait for ever at the end of such a step: each part stops its agent.
+  export SLURM_MPI_TYPE=none
   out=$(srun -N1 -n2 --gpus-per-node=2 "$see" : -N1 -n1 -c2 --gpus-per-node=2 "$see" 2> /dev/null)
   out=$(sed 's/^n[0-9]* //' <<< "$out")
   echo "$out"
