@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
@@ -68,19 +67,6 @@ void who(RankFacts& f) {
       f.local_ranks = std::max(1, tasks_on_node(env("SLURM_STEP_TASKS_PER_NODE"), node));
     break;
   }
-}
-
-void cpus(RankFacts& f) {
-  cpu_set_t* mask = CPU_ALLOC(max_cpu);
-  if (!mask) return;
-  const size_t size = CPU_ALLOC_SIZE(max_cpu);
-  CPU_ZERO_S(size, mask);
-  CpuSet set;
-  if (sched_getaffinity(0, size, mask) == 0)
-    for (size_t c = 0; c < max_cpu; ++c)
-      if (CPU_ISSET_S(c, size, mask)) set.set(c);
-  CPU_FREE(mask);
-  f.cpus = to_list(set);
 }
 
 // linux/mempolicy.h; named here because old headers lack the last.
@@ -185,7 +171,7 @@ int tasks_on_node(std::string_view list, int index) {
 void gather_process(RankFacts& f) {
   f.program = PACKAGE_VERSION;
   who(f);
-  cpus(f);
+  f.cpus = to_list(allowed_processors());
   memory(f);
   environment(f);
 }

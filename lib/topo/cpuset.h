@@ -1,17 +1,17 @@
 // Sets of CPU numbers, and lists of numbers in Linux form ("0-3,8,10-11").
 #pragma once
 
-#include <bitset>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/processors.h"
 #include "base/result.h"
 
 namespace trainlaunch {
 
-inline constexpr int max_cpu = 8192;  // CPU numbers are below this
-using CpuSet = std::bitset<max_cpu>;
+inline constexpr int max_cpu = most_processors;  // CPU numbers are below this
+using CpuSet = ProcessorSet;
 
 // Numbers of a list as they stand there; each must be below `limit`, and there are no more than
 // that.

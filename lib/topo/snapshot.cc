@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/digest.h"
+#include "base/processors.h"
 #include "config.h"
 #include "topo/host.h"
 #include "topo/hwloc_machine.h"
@@ -110,18 +111,12 @@ CpuSet own_cpus() {
   struct Mask {
     unsigned long word[max_cpu / (8 * sizeof(unsigned long))];
     cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(word); }
-  } before, every, allowed;
-  CpuSet cpus;
-  if (sched_getaffinity(0, sizeof before, before.set()) != 0) return cpus;
+  } before, every;
+  if (sched_getaffinity(0, sizeof before, before.set()) != 0) return {};
   std::fill(std::begin(every.word), std::end(every.word), ~0ul);
-  allowed = before;
-  if (sched_setaffinity(0, sizeof every, every.set()) == 0) {
-    if (sched_getaffinity(0, sizeof allowed, allowed.set()) != 0) allowed = before;
-    sched_setaffinity(0, sizeof before, before.set());
-  }
-  for (int c = 0; c < max_cpu; ++c)
-    if (CPU_ISSET_S(static_cast<size_t>(c), sizeof allowed, allowed.set()))
-      cpus.set(static_cast<size_t>(c));
+  const bool asked = sched_setaffinity(0, sizeof every, every.set()) == 0;
+  const CpuSet cpus = allowed_processors();
+  if (asked) sched_setaffinity(0, sizeof before, before.set());
   return cpus;
 }
 
