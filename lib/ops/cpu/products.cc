@@ -93,10 +93,15 @@ size_t Products<T>::scratch_bytes(int64_t m, int64_t n, int64_t k) const {
                                                    .type = dtype_of<T>,
                                                    .result = dtype_of<T>}));
   }
-  return std::max(
-      most,
-      library_->scratch_bytes(
-          {.m = k, .n = n, .k = m, .transposed_a = true, .accumulate = true, .type = dtype_of<T>}));
+  for (const bool accumulate : {false, true}) {
+    most = std::max(most, library_->scratch_bytes({.m = k,
+                                                   .n = n,
+                                                   .k = m,
+                                                   .transposed_a = true,
+                                                   .accumulate = accumulate,
+                                                   .type = dtype_of<T>}));
+  }
+  return most;
 }
 
 template <class T>
