@@ -96,10 +96,10 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Deadline limit) {
   if (call.background) call.deadline = Deadline::in(timeout_);
   call.deadline.at = std::min(call.deadline.at, limit.at);
   lock.unlock();
-  const bool failed = !run_call(call);
+  const bool done = run_call(call);
   lock.lock();
   running_ = false;
-  if (!failed) {
+  if (done) {
     done_ = call.ticket;
     calls_.pop_front();
   }

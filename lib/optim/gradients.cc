@@ -35,24 +35,22 @@ class WholeGradients final : public Gradients {
     return {};
   }
 
-  void begin_step(Stream& stream) override {
-    stream_ = &stream;
+  void begin_step(Stream&) override {
     issued_ = 0;
     micro_ = 0;
     begun_ = 0;
     sums_.restart();
     readiness_.restart();
   }
-  void begin_micro(Stream& stream, bool last) override {
-    stream_ = &stream;
+  void begin_micro(Stream&, bool last) override {
     micro_ = begun_++;
     last_micro_ = last;
     if (tree()) sums_.restart();
     readiness_.restart();
   }
-  GradientSum grad_sum(int param) override {
+  GradientSum grad_sum(Stream& stream, int param) override {
     const Layout::Entry& e = plan_.layout.of(param);
-    return sums_.take(ops_, *stream_, plan_.specs[param], e, buffer().slice(e.offset, e.whole()));
+    return sums_.take(ops_, stream, plan_.specs[param], e, buffer().slice(e.offset, e.whole()));
   }
   void ready(Stream& stream, int param) override {
     if (!readiness_.ready(param)) return;
@@ -120,7 +118,6 @@ class WholeGradients final : public Gradients {
   Readiness readiness_;
   std::vector<Ticket> reductions_;  // by bucket
   BegunSums sums_;                  // of this step, or with a tree of this micro-batch
-  Stream* stream_ = nullptr;
   Arena arena_;
   std::vector<View> buffers_;  // f32 [layout.elements()]; the first is memory of comm_
   bool last_micro_ = false;

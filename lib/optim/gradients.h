@@ -14,7 +14,7 @@ class Gradients {
   // As in Shard.
   virtual void begin_step(Stream& stream) = 0;
   virtual void begin_micro(Stream& stream, bool last) = 0;
-  virtual GradientSum grad_sum(int param) = 0;
+  virtual GradientSum grad_sum(Stream& stream, int param) = 0;
   virtual void ready(Stream& stream, int param) = 0;
   virtual void no_micro(Stream& stream) = 0;
 

@@ -59,20 +59,19 @@ class PassingGradients final : public Gradients {
     passes_ = 0;
     readiness_.restart();
   }
-  void begin_micro(Stream& stream, bool) override {
-    stream_ = &stream;
+  void begin_micro(Stream&, bool) override {
     ++passes_;
     begun_.restart();
     readiness_.restart();
   }
 
-  GradientSum grad_sum(int param) override {
+  GradientSum grad_sum(Stream& stream, int param) override {
     const auto b = static_cast<size_t>(readiness_.bucket_of(param));
     const Passage& p = passages_[b];
-    if (p.buffer < 0 || p.travels) open(b);
+    if (p.buffer < 0 || p.travels) open(stream, b);
     const Layout::Entry& e = plan_.layout.of(param);
     const int64_t at = e.offset - plan_.buckets[b].offset;
-    return begun_.take(ops_, *stream_, plan_.specs[param], e,
+    return begun_.take(ops_, stream, plan_.specs[param], e,
                        buffers_[p.buffer].memory.slice(at, e.whole()));
   }
   void ready(Stream& stream, int param) override {
@@ -136,12 +135,12 @@ class PassingGradients final : public Gradients {
     return found;
   }
 
-  void open(size_t b) {
-    take(*stream_, b);  // of the micro-batch before
+  void open(Stream& stream, size_t b) {
+    take(stream, b);  // of the micro-batch before
     Passage& p = passages_[b];
     p.buffer = p.home >= 0 ? p.home : find_buffer();
     assert(p.buffer >= 0 && "gradients become ready nearly in the layout's order");
-    if (const int other = buffers_[p.buffer].bucket; other >= 0) take(*stream_, other);
+    if (const int other = buffers_[p.buffer].bucket; other >= 0) take(stream, other);
     buffers_[p.buffer].bucket = static_cast<int>(b);
   }
 
@@ -176,9 +175,8 @@ class PassingGradients final : public Gradients {
   size_t shared_ = 0;              // the first of those that buckets take in turn
   uint64_t sent_ = 0;
   Arena arena_;
-  View sums_;        // f32 [own.elements]
-  BegunSums begun_;  // of this micro-batch
-  Stream* stream_ = nullptr;
+  View sums_;           // f32 [own.elements]
+  BegunSums begun_;     // of this micro-batch
   int64_t passes_ = 0;  // of this step
   Status status_;
 };

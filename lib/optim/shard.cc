@@ -60,16 +60,13 @@ class TrainingShard final : public Shard {
     stream_ = &stream;
     gradients_->begin_step(stream);
   }
-  void begin_micro(Stream& stream, bool last) override {
-    stream_ = &stream;
-    gradients_->begin_micro(stream, last);
-  }
+  void begin_micro(Stream& stream, bool last) override { gradients_->begin_micro(stream, last); }
   View grad(int param) override {
-    const GradientSum sum = gradients_->grad_sum(param);
+    const GradientSum sum = grad_sum(param);
     if (!sum.begun) ops_.fill(*stream_, sum.to, 0.0);
     return sum.to;
   }
-  GradientSum grad_sum(int param) override { return gradients_->grad_sum(param); }
+  GradientSum grad_sum(int param) override { return gradients_->grad_sum(*stream_, param); }
   void ready(Stream& stream, int param) override { gradients_->ready(stream, param); }
   void no_micro(Stream& stream) override {
     weights_->no_pass();
