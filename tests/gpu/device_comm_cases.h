@@ -11,22 +11,13 @@
 #include <vector>
 
 #include "tests/gpu/fake_device.h"
+#include "tests/unit/expect.h"
 #include "tests/unit/team.h"
 
 namespace trainlaunch::testing {
 
 using MakeComm =
     std::function<Result<std::unique_ptr<Comm>>(WorkerControl&, const CommOptions&, Device&)>;
-
-// Inside a rank: ends it with a text unless the condition holds.
-#define EXPECT(condition)                                                          \
-  do {                                                                             \
-    if (!(condition)) return "line " + std::to_string(__LINE__) + ": " #condition; \
-  } while (false)
-#define EXPECT_OK(result)                                                                    \
-  do {                                                                                       \
-    if (!(result)) return "line " + std::to_string(__LINE__) + ": " + (result).error().what; \
-  } while (false)
 
 inline Deadline soon() { return Deadline::in(Seconds(30)); }
 

@@ -7,18 +7,9 @@
 #include <vector>
 
 #include "comm/comm.h"
+#include "expect.h"
 #include "ranks.h"
 #include "texts.h"
-
-// Inside a rank: ends it with a text unless the condition holds.
-#define EXPECT(condition)                                                          \
-  do {                                                                             \
-    if (!(condition)) return "line " + std::to_string(__LINE__) + ": " #condition; \
-  } while (false)
-#define EXPECT_OK(result)                                                                    \
-  do {                                                                                       \
-    if (!(result)) return "line " + std::to_string(__LINE__) + ": " + (result).error().what; \
-  } while (false)
 
 namespace trainlaunch::testing {
 
